@@ -1,0 +1,1 @@
+"""Watch attention circuits form while a language model trains."""
