@@ -271,8 +271,8 @@ _Rows = tuple[IntArray, IntArray, IntArray, IntArray, dict[str, Any]]
 def _published(rows: int, length: int, seed: int, low: int, high: int, vocabulary: int | None) -> _Rows:
     if length // 2 <= FIRST_PAIR or length < MIN_LENGTH:
         raise ProbeError(f"the published protocol needs rows of at least {2 * FIRST_PAIR + 2} tokens, not {length}")
-    if high - low < 2:
-        raise ProbeError(f"token range [{low}, {high}) holds fewer than the two ids that a row needs")
+    if high - low < 3:
+        raise ProbeError(f"token range [{low}, {high}) holds fewer than the three ids that a row needs")
     if vocabulary is not None and high > vocabulary:
         raise ProbeError(
             f"the published protocol draws ids up to {high - 1}, the model's vocabulary has {vocabulary}: "
@@ -328,7 +328,7 @@ def _default(
 
 def _integers_without(rng: np.random.Generator, count: int, first: IntArray, second: IntArray, width: int) -> IntArray:
     """[N, width] uniform draws from 0..count-1 that avoid ``first`` and ``second`` of their row."""
-    draws = rng.integers(count - 2, size=(len(first), width))
+    draws: IntArray = rng.integers(count - 2, size=(len(first), width))
     draws += draws >= np.minimum(first, second)[:, None]
     draws += draws >= np.maximum(first, second)[:, None]
     return draws

@@ -1,0 +1,75 @@
+"""The spectral signal: effective rank of a head's outputs, from Gram sums (recipe section 2).
+
+M in R^[N, D] holds one head's output at the query position of each probe row, not centred. Only ``M^T M`` is kept: a
+sum of Grams over micro-batches and over ranks gives the same number as M itself, and memory does not grow with N.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spectral_monitor.observation import FloatArray
+
+Definition = Literal["entropy", "moment"]
+
+
+def gram(outputs: Tensor) -> Tensor:
+    """``M^T M`` in float64 for outputs [N, H, D]: [H, D, D]. Squaring loses half the digits, hence float64."""
+    rows = outputs.to(torch.float64)
+    return torch.einsum("nhd,nhe->hde", rows, rows)
+
+
+def effective_rank(grams: Tensor, definition: Definition = "entropy") -> FloatArray:
+    """Participation ratio of each Gram matrix [..., D, D] (recipe section 2).
+
+    ``entropy`` (the papers' numbers): ``exp(H(p))`` with ``p_i = s_i^2 / sum_j s_j^2``, H in nats.
+    ``moment`` (the classical definition): ``(sum s^2)^2 / sum s^4``.
+
+    Returns:
+        [...] values in [1, min(N, D)]; NaN for an all-zero matrix (a dead head has no rank) and for a non-finite one.
+    """
+    if definition not in ("entropy", "moment"):
+        raise ValueError(f"unknown definition {definition!r}: use 'entropy' or 'moment'")
+    grams = grams.detach().to("cpu", torch.float64)
+    finite = torch.isfinite(grams).flatten(-2).all(-1)
+    safe = torch.where(finite[..., None, None], grams, torch.zeros_like(grams))
+    scale = safe.diagonal(dim1=-2, dim2=-1).sum(-1)
+    measurable = finite & (scale > 0)
+    normal = safe / torch.where(measurable, scale, torch.ones_like(scale))[..., None, None]
+    p = torch.linalg.eigvalsh(normal).clamp_min(0)
+    p = p / p.sum(-1, keepdim=True).clamp_min(1e-300)
+    if definition == "entropy":
+        rank = torch.special.entr(p).sum(-1).exp()
+    else:
+        rank = 1 / p.square().sum(-1).clamp_min(1e-300)
+    result: FloatArray = torch.where(measurable, rank, torch.nan).numpy()
+    return result
+
+
+def effective_rank_of(outputs: Tensor, definition: Definition = "entropy") -> FloatArray:
+    """``effective_rank`` of outputs [N, H, D]: [H]."""
+    return effective_rank(gram(outputs), definition)
+
+
+def pr_integral(tokens: FloatArray, pr: FloatArray) -> FloatArray:
+    """``I = sum_t max(PR_t - 1, 0) * (log tokens_t - log tokens_{t-1})`` (recipe section 2).
+
+    Args:
+        tokens: [S] in increasing order. Observations at 0 tokens carry no weight: they have no logarithm.
+        pr: [S] or [S, K]; a NaN (dead head, non-finite observation) adds nothing for its interval.
+
+    Returns:
+        [] or [K].
+    """
+    tokens = np.asarray(tokens, dtype=np.float64)
+    pr = np.asarray(pr, dtype=np.float64)
+    after = tokens > 0
+    tokens, pr = tokens[after], pr[after]
+    width = np.diff(np.log(tokens)) if len(tokens) > 1 else np.zeros(0)
+    excess = np.nan_to_num(np.maximum(pr[1:] - 1, 0), nan=0.0)
+    integral: FloatArray = np.tensordot(width, excess, axes=(0, 0))
+    return integral
