@@ -1,0 +1,505 @@
+"""How far to believe an alarm: detectors replayed over finished records, and what became of the heads (recipe 5, 6).
+
+A record knows how the story ended. So every rule of ``spectral_monitor.warning`` can be run again over its series,
+with any parameters, and each alarm judged by what the head did next:
+
+* an alarm is *right* when its head becomes a circuit member at that look or later, at most ``horizon`` times the
+  tokens away; otherwise it is *false*. Alarms of heads that were members at the look before are not counted at all:
+  the early warning raises none for them;
+* *precision* = right alarms / alarms; *recall* = heads of the final circuit with a right alarm / heads of the final
+  circuit that crossed within the record;
+* *lead* of a head = tokens at its crossing / tokens at its first right alarm: 1 = at the same look, no warning at all.
+
+Two baselines stand beside every rule: as many alarms at random looks of random heads, and the capability's attention
+itself at a low bar.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from spectral_monitor.errors import RecordError, ThresholdError
+from spectral_monitor.observation import OK, FloatArray, IntArray
+from spectral_monitor.warning import Crossing, LevelRule, RiseRule, Rule, WarningParameters, alarms, signal
+
+if TYPE_CHECKING:
+    from spectral_monitor.observation import Observation
+
+#: Signals that a record can be replayed with.
+REPLAYED = ("pr", "pr_over_null", "content_share", "attention")
+#: Resamples of the intervals, and draws of the random baseline.
+RESAMPLES = 2000
+DRAWS = 200
+
+
+@dataclass(frozen=True)
+class RunSeries:
+    """One finished run as the detectors see it: n looks, K heads.
+
+    Attributes:
+        name: of the run.
+        tokens: [n] training tokens; NaN where unknown.
+        heads: K names.
+        signals: signal -> [n, K]; NaN where missing, and everywhere at a marked or non-finite look.
+        member: [n, K] True where the head is in the circuit, with the crossing's hysteresis.
+    """
+
+    name: str
+    tokens: FloatArray
+    heads: tuple[str, ...]
+    signals: Mapping[str, FloatArray]
+    member: npt.NDArray[np.bool_]
+
+    @property
+    def crossing(self) -> IntArray:
+        """[K] look at which the head first joined; -1 for never, and for heads that were in at the first look."""
+        first = self.member.argmax(axis=0)
+        return np.where(self.member.any(axis=0) & (first > 0), first, -1)
+
+    @property
+    def final(self) -> npt.NDArray[np.bool_]:
+        """[K] heads of the final circuit that could be warned of: in at the last look, and joined within the record."""
+        result: npt.NDArray[np.bool_] = self.member[-1] & (self.crossing >= 0)
+        return result
+
+
+def run_series(
+    name: str,
+    observations: Sequence[Observation],
+    length: int,
+    capability: str = "induction",
+    crossing: Crossing | None = None,
+) -> RunSeries:
+    """The observations of one run and probe as series.
+
+    Raises:
+        RecordError: fewer than two observations, or observations of different models.
+    """
+    crossing = crossing if crossing is not None else Crossing()
+    if len(observations) < 2:
+        raise RecordError(f"{name}: {len(observations)} observation(s), but a replay needs at least two")
+    heads = tuple(str(head) for head in observations[0].heads)
+    tokens, usable = np.full(len(observations), np.nan), np.zeros((len(observations), len(heads)), dtype=bool)
+    signals = {key: np.full(usable.shape, np.nan) for key in REPLAYED}
+    scores = np.full(usable.shape, np.nan)
+    for row, look in enumerate(observations):
+        if tuple(str(head) for head in look.heads) != heads:
+            raise RecordError(f"{name}: the look at step {look.step} has other heads than the first one")
+        tokens[row] = math.nan if look.tokens is None else look.tokens
+        usable[row] = (look.heads.status == OK) & look.finite & (look.mark is None)
+        for key in REPLAYED:
+            signals[key][row] = signal(key, look.heads, length, capability)
+        scores[row] = crossing.score(look.heads, capability)
+    for values in (scores, *signals.values()):
+        values[~usable] = np.nan
+    return RunSeries(name, tokens, heads, signals, _members(scores, crossing.rearm))
+
+
+def _members(scores: FloatArray, rearm: float) -> npt.NDArray[np.bool_]:
+    """[n, K]: in from a score of 1, out again below ``rearm``; a missing score changes nothing."""
+    member = np.zeros(scores.shape, dtype=bool)
+    now = np.zeros(scores.shape[1], dtype=bool)
+    for row, score in enumerate(scores):
+        with np.errstate(invalid="ignore"):
+            now = (now | (score >= 1)) & ~(score < rearm)
+        member[row] = now
+    return member
+
+
+def read_run(run_dir: str | os.PathLike[str], probe: str | None = None, crossing: Crossing | None = None) -> RunSeries:
+    """The series of one run directory.
+
+    Args:
+        run_dir: a run record.
+        probe: name of the probe; None where the record has one only.
+        crossing: when a head counts as a circuit member; None for the default thresholds.
+
+    Raises:
+        RecordError: no such record or probe, several probes and none named, or too few observations.
+    """
+    from spectral_monitor.record import RunRecord
+
+    record = RunRecord.open(run_dir)
+    known = record.probes
+    if probe is None:
+        if len(known) != 1:
+            raise RecordError(f"{run_dir} holds {len(known)} probes ({', '.join(known)}): say which one with --probe")
+        probe = next(iter(known))
+    if probe not in known:
+        raise RecordError(f"{run_dir} holds no probe {probe!r}; it has {', '.join(known) or 'none'}")
+    described = known[probe]
+    try:
+        length, capability = int(described["length"]), str(described.get("capability", probe))
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordError(f"{run_dir}: run.json does not say how long the rows of probe {probe!r} are") from error
+    return run_series(Path(run_dir).name, record.observations(probe), length, capability, crossing)
+
+
+# -- candidates: what is replayed -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A rule over a signal, under the name that stands in the table."""
+
+    name: str
+    signal: str
+    rule: Rule
+
+    def with_sensitivity(self, value: float) -> Candidate:
+        """The same rule with another ``ratio`` (rise rules) or ``bar`` (level rules)."""
+        changed: Rule = (
+            dataclasses.replace(self.rule, ratio=value)
+            if isinstance(self.rule, RiseRule)
+            else dataclasses.replace(self.rule, bar=value)
+        )
+        return dataclasses.replace(self, rule=changed)
+
+    @property
+    def sensitivity(self) -> float:
+        """The parameter that ``with_sensitivity`` sets."""
+        return self.rule.ratio if isinstance(self.rule, RiseRule) else self.rule.bar
+
+
+def candidates(parameters: WarningParameters | None = None) -> list[Candidate]:
+    """The alarms of ``parameters`` that run, in the table's order, and PR over its null by PR's own rule."""
+    parameters = parameters if parameters is not None else WarningParameters()
+    found = [Candidate(kind, name, rule) for kind, (name, rule) in parameters.rules().items()]
+    if parameters.pr is not None:
+        # The ratio is near 1 by construction: PR's floor means nothing there.
+        rule = dataclasses.replace(parameters.pr, floor=0.0)
+        found.insert(1, Candidate("pr_over_null", "pr_over_null", rule))
+    return found
+
+
+#: The baseline that every alarm has to beat: attention on the target itself, at the lowest bar in use.
+LOW_ATTENTION = Candidate("attention >= 2/T", "attention", LevelRule(bar=2.0))
+
+
+# -- judging ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One alarm of a replay: indices of run, head and look."""
+
+    run: int
+    head: int
+    look: int
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What the alarms of one detector were worth. NaN where there is nothing to divide by.
+
+    Attributes:
+        name: of the detector.
+        alarms, right: how many, and how many of them led to a member within the horizon.
+        precision: right / alarms; ``precision_ci``: its 95% Wilson interval.
+        circuit, warned: heads of the final circuits, and how many of them had a right alarm.
+        early: how many had it at an earlier look than their crossing.
+        recall: warned / circuit; ``recall_ci``: its 95% Wilson interval.
+        lead: median of tokens at the crossing / tokens at the first right alarm, over the warned heads.
+        lead_ci: 95% interval from resampling whole runs (heads of one run are not independent); NaN below three runs.
+        lead_tokens, lead_looks: medians of the same distances in tokens and in looks.
+        false_per_100_heads: false alarms / heads watched * 100.
+        resolution: median of tokens at the crossing / tokens at the look before it: a lead below it cannot be told
+            from none.
+        runs, heads: how much was watched.
+    """
+
+    name: str
+    alarms: float
+    right: float
+    precision: float
+    precision_ci: tuple[float, float]
+    circuit: int
+    warned: float
+    early: float
+    recall: float
+    recall_ci: tuple[float, float]
+    lead: float
+    lead_ci: tuple[float, float]
+    lead_tokens: float
+    lead_looks: float
+    false_per_100_heads: float
+    resolution: float
+    runs: int
+    heads: int
+
+    @property
+    def within_resolution(self) -> bool:
+        """The median lead is not longer than the distance between two looks (or there is none)."""
+        return not self.lead > self.resolution * (1 + 1e-9)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, and ``within_resolution``."""
+        return {**dataclasses.asdict(self), "within_resolution": self.within_resolution}
+
+
+def replay(runs: Sequence[RunSeries], candidate: Candidate) -> list[Alarm]:
+    """The alarms of ``candidate`` over all heads of all runs, without those of heads that were members by then."""
+    found = []
+    for number, run in enumerate(runs):
+        if candidate.signal not in run.signals:
+            raise ThresholdError(f"no signal {candidate.signal!r} to replay; there are {', '.join(run.signals)}")
+        values = run.signals[candidate.signal]
+        for head in range(len(run.heads)):
+            for look in alarms(candidate.rule, run.tokens, values[:, head]):
+                if not run.member[max(look - 1, 0), head]:
+                    found.append(Alarm(number, head, look))
+    return found
+
+
+def judge(
+    runs: Sequence[RunSeries], raised: Sequence[Alarm], name: str, horizon: float = 2.0, resamples: int = RESAMPLES
+) -> Trust:
+    """What ``raised`` was worth.
+
+    Args:
+        runs: the runs that the alarms index.
+        raised: as ``replay`` gives them.
+        name: for the table.
+        horizon: how many times the tokens of the alarm the crossing may come after it; infinite = any time.
+        resamples: of the lead's interval; 0 leaves it out.
+
+    Raises:
+        ThresholdError: a horizon of 1 or less.
+    """
+    if not horizon > 1:
+        raise ThresholdError(f"horizon is {horizon}, but must be above 1 (times the tokens at the alarm)")
+    crossings = [run.crossing for run in runs]
+    first: dict[tuple[int, int], int] = {}
+    right = 0
+    for alarm in raised:
+        tokens, at = runs[alarm.run].tokens, int(crossings[alarm.run][alarm.head])
+        if at < alarm.look or not tokens[at] <= horizon * tokens[alarm.look]:
+            continue
+        right += 1
+        key = (alarm.run, alarm.head)
+        first[key] = min(first.get(key, alarm.look), alarm.look)
+    final = [(number, int(head)) for number, run in enumerate(runs) for head in np.flatnonzero(run.final)]
+    warned = [key for key in final if key in first]
+    leads: dict[int, list[tuple[float, float, float]]] = {}
+    for number, head in warned:
+        tokens, at, look = runs[number].tokens, int(crossings[number][head]), first[number, head]
+        ahead = (float(tokens[at] / tokens[look]), float(tokens[at] - tokens[look]), float(at - look))
+        leads.setdefault(number, []).append(ahead)
+    middle = np.median([lead for group in leads.values() for lead in group], axis=0) if leads else [math.nan] * 3
+    heads = sum(len(run.heads) for run in runs)
+    return Trust(
+        name=name,
+        alarms=len(raised),
+        right=right,
+        precision=_share(right, len(raised)),
+        precision_ci=wilson(right, len(raised)),
+        circuit=len(final),
+        warned=len(warned),
+        early=sum(first[key] < crossings[key[0]][key[1]] for key in warned),
+        recall=_share(len(warned), len(final)),
+        recall_ci=wilson(len(warned), len(final)),
+        lead=float(middle[0]),
+        lead_ci=_lead_interval([[lead[0] for lead in group] for group in leads.values()], resamples),
+        lead_tokens=float(middle[1]),
+        lead_looks=float(middle[2]),
+        false_per_100_heads=100 * _share(len(raised) - right, heads),
+        resolution=_resolution(runs, final),
+        runs=len(runs),
+        heads=heads,
+    )
+
+
+def random_times(
+    runs: Sequence[RunSeries], raised: Sequence[Alarm], horizon: float = 2.0, draws: int = DRAWS, seed: int = 0
+) -> Trust:
+    """The first baseline: in each run as many alarms as ``raised`` has there, at random looks of random heads.
+
+    Drawn from the looks at which the head was no member yet and not from the first look, as the detectors' own
+    alarms are. Returns means over ``draws`` (of the lead: the median of medians).
+    """
+    rng = np.random.default_rng(seed)
+    counts = np.bincount([alarm.run for alarm in raised], minlength=len(runs))
+    allowed = [np.argwhere(~run.member[:-1]) + np.array([1, 0]) for run in runs]
+    found = []
+    for _ in range(draws):
+        drawn = []
+        for number, (count, places) in enumerate(zip(counts, allowed, strict=True)):
+            picks = rng.choice(len(places), size=min(int(count), len(places)), replace=False)
+            drawn += [Alarm(number, int(head), int(look)) for look, head in places[picks]]
+        found.append(judge(runs, drawn, "random times", horizon, resamples=0))
+    return _mean("random times", found)
+
+
+def wilson(hits: float, trials: float) -> tuple[float, float]:
+    """95% Wilson interval of a share; NaN for no trials."""
+    if not trials:
+        return math.nan, math.nan
+    z = 1.959963984540054
+    share = hits / trials
+    scale = 1 + z * z / trials
+    middle = (share + z * z / (2 * trials)) / scale
+    half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials)) / scale
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
+
+
+def _lead_interval(groups: Sequence[Sequence[float]], resamples: int, seed: int = 0) -> tuple[float, float]:
+    """Percentile interval of the median when whole runs are drawn with replacement."""
+    if len(groups) < 3 or not resamples:
+        return math.nan, math.nan
+    rng = np.random.default_rng(seed)
+    medians = [
+        np.median(np.concatenate([groups[pick] for pick in rng.integers(len(groups), size=len(groups))]))
+        for _ in range(resamples)
+    ]
+    low, high = np.percentile(medians, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _resolution(runs: Sequence[RunSeries], final: Iterable[tuple[int, int]]) -> float:
+    steps = []
+    for number, head in final:
+        run = runs[number]
+        at = int(run.crossing[head])
+        before = run.tokens[at - 1]
+        if before > 0:
+            steps.append(float(run.tokens[at] / before))
+    return float(np.median(steps)) if steps else math.nan
+
+
+def _mean(name: str, found: Sequence[Trust]) -> Trust:
+    def over(pick: Callable[[Trust], float]) -> float:
+        values = [pick(one) for one in found]
+        return float(np.mean([v for v in values if math.isfinite(v)])) if np.isfinite(values).any() else math.nan
+
+    leads = [one.lead for one in found if math.isfinite(one.lead)]
+    nowhere = (math.nan, math.nan)
+    return Trust(
+        name=name,
+        alarms=over(lambda one: one.alarms),
+        right=over(lambda one: one.right),
+        precision=over(lambda one: one.precision),
+        precision_ci=nowhere,
+        circuit=found[0].circuit,
+        warned=over(lambda one: one.warned),
+        early=over(lambda one: one.early),
+        recall=over(lambda one: one.recall),
+        recall_ci=nowhere,
+        lead=float(np.median(leads)) if leads else math.nan,
+        lead_ci=nowhere,
+        lead_tokens=over(lambda one: one.lead_tokens),
+        lead_looks=over(lambda one: one.lead_looks),
+        false_per_100_heads=over(lambda one: one.false_per_100_heads),
+        resolution=found[0].resolution,
+        runs=found[0].runs,
+        heads=found[0].heads,
+    )
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrustTable:
+    """One row a detector, each with its random baseline; ``horizon`` as they were judged."""
+
+    rows: tuple[Trust, ...]
+    random: tuple[Trust, ...]
+    horizon: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able but for NaN (``record.dumps`` turns it into null)."""
+        rows = [{**row.to_dict(), "random": at.to_dict()} for row, at in zip(self.rows, self.random, strict=True)]
+        return {"horizon": self.horizon, "rows": rows}
+
+
+def trust_table(
+    runs: Sequence[RunSeries], chosen: Sequence[Candidate], horizon: float = 2.0, draws: int = DRAWS
+) -> TrustTable:
+    """Every candidate that the runs have a signal for, and the low attention bar as the last row."""
+    wanted = [*chosen]
+    if all(one.signal != LOW_ATTENTION.signal or one.rule != LOW_ATTENTION.rule for one in wanted):
+        wanted.append(LOW_ATTENTION)
+    rows, random = [], []
+    for candidate in wanted:
+        if not any(np.isfinite(run.signals[candidate.signal]).any() for run in runs):
+            continue
+        raised = replay(runs, candidate)
+        rows.append(judge(runs, raised, candidate.name, horizon))
+        random.append(random_times(runs, raised, horizon, draws))
+    return TrustTable(tuple(rows), tuple(random), horizon)
+
+
+def operating_curve(
+    runs: Sequence[RunSeries], candidate: Candidate, sensitivities: Sequence[float], horizon: float = 2.0
+) -> list[tuple[float, Trust]]:
+    """``candidate`` judged at each sensitivity (``ratio`` of a rise rule, ``bar`` of a level rule)."""
+    curve = []
+    for value in sensitivities:
+        changed = candidate.with_sensitivity(value)
+        curve.append((value, judge(runs, replay(runs, changed), candidate.name, horizon, resamples=0)))
+    return curve
+
+
+COLUMNS = (
+    "alarm",
+    "right / alarms",
+    "precision",
+    "at random",
+    "circuit heads warned",
+    "earlier",
+    "lead",
+    "false / 100",
+)
+
+
+def cells(table: TrustTable) -> list[tuple[str, ...]]:
+    """The table as text, one tuple a row in the order of ``COLUMNS``."""
+    lines: list[tuple[str, ...]] = []
+    for row, at in zip(table.rows, table.random, strict=True):
+        lead = "-" if math.isnan(row.lead) else f"{row.lead:.2f}x{_interval(row.lead_ci)}"
+        if not math.isnan(row.lead) and row.within_resolution:
+            lead += " (none)" if row.lead <= 1 else " (one look)"
+        lines.append(
+            (
+                row.name,
+                f"{row.right:g}/{row.alarms:g}",
+                f"{_percent(row.precision)}{_interval(row.precision_ci, 100)}",
+                _percent(at.precision),
+                f"{row.warned:g}/{row.circuit}",
+                f"{row.early:g}/{row.circuit}",
+                lead,
+                f"{row.false_per_100_heads:.1f}",
+            )
+        )
+    return lines
+
+
+def markdown(table: TrustTable) -> str:
+    """The table for a document."""
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+    return "\n".join([*lines, *("| " + " | ".join(line) + " |" for line in cells(table))])
+
+
+def _percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{100 * share:.0f}%"
+
+
+def _interval(pair: tuple[float, float], scale: float = 1.0) -> str:
+    low, high = pair
+    if math.isnan(low):
+        return ""
+    digits = 0 if scale > 1 else 2
+    return f" [{scale * low:.{digits}f}, {scale * high:.{digits}f}]"
