@@ -1,0 +1,294 @@
+"""What is published of observations, events and verdicts, as flat rows of numbers: the same for every tracker."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from spectral_monitor.errors import RecordError
+from spectral_monitor.heads import Head
+from spectral_monitor.observation import CLASSES, DEAD, NOT_FINITE, UNCLASSIFIED, Event, Observation, Verdict
+from spectral_monitor.publish import names
+from spectral_monitor.record import RunRecord
+
+Row = dict[str, float]
+
+#: Columns of the table of all heads; the classes' attention and selectivity follow.
+TABLE_COLUMNS = ("layer", "head", "head_class", "status", "pr", "pr_moment")
+#: Alarm kinds that come before a crossing, if they are worth anything.
+_EARLY = ("pr_rise", "content_rise", "attention_rise")
+
+
+@dataclass(frozen=True)
+class Bars:
+    """From where on a head counts as a candidate (recipe section 3)."""
+
+    selectivity: float = 50.0
+    attention: float = 0.02
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> Bars:
+        """The monitor's own thresholds where it states them, else the recipe's."""
+        given = info.get("thresholds") or {}
+        if not isinstance(given, Mapping):
+            given = vars(given)
+        return cls(float(given.get("circuit", cls.selectivity)), float(given.get("min_attention", cls.attention)))
+
+
+class Rows:
+    """Turns what a monitor says into rows, and keeps what rows need to know of the past.
+
+    A head gets scalar keys of its own once it is flagged (a candidate by its attention and selectivity, named by a
+    crossing, an alarm or a verdict) and keeps them for the run. At most ``head_cap`` heads are flagged, half of them
+    by alarms alone, so that early false alarms leave room for the circuit.
+    """
+
+    def __init__(
+        self, max_keys: int = names.MAX_KEYS, head_cap: int = names.HEAD_CAP, bars: Bars | None = None
+    ) -> None:
+        if head_cap < 0:
+            raise names.PublishError(f"head_cap is {head_cap}: give 0 or a positive number of heads")
+        self.budget = names.KeyBudget(max_keys)
+        self.head_cap = head_cap
+        self.bars = bars or Bars()
+        self.flagged: dict[tuple[str, str], str] = {}
+        self.not_shown: set[tuple[str, str]] = set()
+        self._by_alarm = 0
+        self._counts: dict[str, dict[str, int]] = {}
+        self._first_alarm: dict[tuple[str, str], float] = {}
+        self._leads: dict[tuple[str, str], float] = {}
+        self._probes: set[str] = set()
+        self._seen: set[str] = set()
+        self.stale: Event | None = None
+
+    def start(self, info: Mapping[str, Any]) -> tuple[list[Event], list[Verdict]]:
+        """Take over the monitor's thresholds, and the counts of an earlier session of the same run directory.
+
+        Returns the events and verdicts that the record holds already: they were announced, and are not again.
+        """
+        self.bars = Bars.of(info)
+        events, verdicts = history_of(info)
+        for event in events:
+            self.event(event)
+        for verdict in verdicts:
+            self._open(verdict.probe)
+            for head in verdict.heads:
+                self.flag(head, verdict.capability, verdict.probe)
+        self.stale = None
+        return events, verdicts
+
+    # -- rows ---------------------------------------------------------------------------------------------------
+
+    def observation(self, observation: Observation) -> Row:
+        """One row for one observation; numbers that are not finite are left out, never logged as 0."""
+        probe, heads = observation.probe, observation.heads
+        self._open(probe)
+        self._flag_candidates(observation)
+        classes = heads.head_class
+        values: dict[str, float] = {
+            "probe_top1": observation.metrics.top1,
+            "probe_top5": observation.metrics.top5,
+            "probe_loss": observation.metrics.loss,
+            "pr_mean": _reduce(np.mean, heads.pr),
+            "pr_max": _reduce(np.max, heads.pr),
+            "heads_not_finite": float(np.count_nonzero(heads.status == NOT_FINITE)),
+            "heads_dead": float(np.count_nonzero(heads.status == DEAD)),
+            "null_p99": observation.null_p99,
+            "seconds": observation.seconds,
+        }
+        for name in (*CLASSES, UNCLASSIFIED):
+            values[f"class_fraction/{name}"] = float(np.mean(classes == name)) if len(heads) else math.nan
+        if "induction" in heads.attention:
+            values["attention_max/induction"] = _reduce(np.max, heads.attention["induction"])
+            values["selectivity_max/induction"] = _reduce(np.max, heads.selectivity["induction"])
+            values["candidates/induction"] = float(np.count_nonzero(self._candidates(observation, "induction")))
+        row = {names.metric(suffix, probe): value for suffix, value in values.items()}
+        row |= self._alarm_counts(probe)
+        row |= self._flagged_heads(observation)
+        row[names.SHARE] = observation.share
+        return self._finish(row, observation.step, observation.tokens)
+
+    def verdict(self, verdict: Verdict) -> Row:
+        """One row for one verdict: its effect and p-value beside the spread of its control."""
+        self._open(verdict.probe)
+        for head in verdict.heads:
+            self.flag(head, verdict.capability, verdict.probe)
+        values = {"effect": verdict.effect, "p_value": verdict.p_value}
+        baseline = verdict.condition("baseline")
+        if baseline is not None and verdict.random and verdict.mode == "zero":
+            falls = np.array([baseline.logprob - draw.logprob for draw in verdict.random])
+            values |= {"control_mean": _reduce(np.mean, falls), "control_max": _reduce(np.max, falls)}
+        row = {
+            names.verdict_metric(verdict.capability, what, verdict.mode, verdict.probe): value
+            for what, value in values.items()
+        }
+        return self._finish({**row, **self._alarm_counts(verdict.probe)}, verdict.step, verdict.tokens)
+
+    def event(self, event: Event) -> bool:
+        """Count an event; False when it was counted before (a resumed run may tell it again)."""
+        if event.key in self._seen:
+            return False
+        self._seen.add(event.key)
+        alarm = event.kind in _EARLY
+        if event.kind not in names.ALARM_KINDS and event.kind not in ("circuit_formed", "circuit_lost"):
+            return True
+        probe = event.probe or names.DEFAULT_PROBE
+        self._open(probe)
+        counts = self._counts[probe]
+        counts["alarms"] = counts.get("alarms", 0) + 1
+        if event.kind in names.ALARM_KINDS:
+            counts[f"alarms/{event.kind}"] = counts.get(f"alarms/{event.kind}", 0) + 1
+        self.stale = event
+        for head in event.heads:
+            self.flag(head, event.capability or "induction", probe, by_alarm=alarm)
+            self._note_lead(event, probe, head, alarm)
+        return True
+
+    def counts_row(self) -> Row:
+        """The running counts alone: for the end of a run whose last events came after its last observation."""
+        event = self.stale
+        if event is None:
+            return {}
+        return self._finish(self._alarm_counts(event.probe or names.DEFAULT_PROBE), event.step, event.tokens)
+
+    # -- flagged heads ------------------------------------------------------------------------------------------
+
+    def flag(self, head: str, target: str, probe: str = names.DEFAULT_PROBE, by_alarm: bool = False) -> bool:
+        """Give ``head`` scalar keys from now on, if there is room; ``target`` is the class to show."""
+        key = (probe, head)
+        if key in self.flagged:
+            return True
+        if len(self.flagged) >= self.head_cap or (by_alarm and self._by_alarm >= max(1, self.head_cap // 2)):
+            self.not_shown.add(key)
+            return False
+        self._open(probe)
+        wanted = [names.head_metric(head, item.suffix, target, probe) for item in names.HEAD]
+        if not all(self.budget.admit(name) for name in wanted):
+            self.not_shown.add(key)
+            return False
+        self.flagged[key] = target
+        self.not_shown.discard(key)
+        self._by_alarm += by_alarm
+        return True
+
+    def _flag_candidates(self, observation: Observation) -> None:
+        if not observation.finite or "induction" not in observation.heads.selectivity:
+            return
+        found = np.flatnonzero(self._candidates(observation, "induction"))
+        strongest = found[np.argsort(-observation.heads.attention["induction"][found], kind="stable")]
+        all_heads = list(observation.heads)
+        for index in strongest:
+            self.flag(str(all_heads[index]), "induction", observation.probe)
+
+    def _candidates(self, observation: Observation, target: str) -> np.ndarray:
+        heads = observation.heads
+        with np.errstate(invalid="ignore"):
+            passed: np.ndarray = (heads.selectivity[target] >= self.bars.selectivity) & (
+                heads.attention[target] >= self.bars.attention
+            )
+        return passed
+
+    def _flagged_heads(self, observation: Observation) -> Row:
+        row: Row = {}
+        table = observation.heads
+        for (probe, head), target in self.flagged.items():
+            if probe != observation.probe:
+                continue
+            try:
+                index = table.index(Head.parse(head))
+            except (KeyError, ValueError):
+                continue
+            for item, values in zip(
+                names.HEAD, (table.pr, table.attention.get(target), table.selectivity.get(target)), strict=True
+            ):
+                if values is not None:
+                    row[names.head_metric(head, item.suffix, target, probe)] = float(values[index])
+        return row
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _open(self, probe: str) -> None:
+        """Keep room for the names that every probe has, before heads take what is left."""
+        if probe in self._probes:
+            return
+        self._probes.add(probe)
+        self._counts[probe] = {}
+        self.budget.reserve(tuple(names.fixed(probe)))
+
+    def _note_lead(self, event: Event, probe: str, head: str, alarm: bool) -> None:
+        tokens = event.tokens if event.tokens is not None else float(event.step)
+        if not tokens > 0:
+            return
+        if alarm:
+            self._first_alarm.setdefault((probe, head), tokens)
+        elif event.kind == "selectivity_crossing" and event.direction != "down":
+            start = self._first_alarm.get((probe, head))
+            if start is not None:
+                self._leads.setdefault((probe, head), tokens / start)
+
+    def _alarm_counts(self, probe: str) -> Row:
+        self.stale = None
+        counts = self._counts[probe]
+        row = {
+            names.metric(item.suffix, probe): float(counts.get(item.suffix, 0))
+            for item in names.ALARMS
+            if item.suffix != "lead_ratio"
+        }
+        leads = [value for (of, _), value in self._leads.items() if of == probe]
+        if leads:
+            row[names.metric("lead_ratio", probe)] = float(np.median(leads))
+        return row
+
+    def _finish(self, row: Mapping[str, float], step: int, tokens: float | None) -> Row:
+        whole = {names.STEP: float(step), names.TOKENS: math.nan if tokens is None else float(tokens), **row}
+        return {key: value for key, value in whole.items() if math.isfinite(value) and self.budget.admit(key)}
+
+
+def history_of(info: Mapping[str, Any]) -> tuple[list[Event], list[Verdict]]:
+    """Events and verdicts that the record of ``info["run_dir"]`` holds already; none where there is no record."""
+    if not info.get("run_dir"):
+        return [], []
+    try:
+        record = RunRecord.open(info["run_dir"])
+        return record.events(), record.verdicts()
+    except (RecordError, OSError, ValueError, KeyError):
+        return [], []
+
+
+def table_of_heads(observation: Observation) -> tuple[list[str], list[list[Any]]]:
+    """Column names and one list a head: everything that was measured. What is not finite is None."""
+    heads = observation.heads
+    columns: dict[str, Iterable[Any]] = {
+        "layer": heads.layer.tolist(),
+        "head": heads.head.tolist(),
+        "head_class": heads.head_class.tolist(),
+        "status": heads.status.tolist(),
+        "pr": _cells(heads.pr),
+        "pr_moment": _cells(heads.pr_moment),
+    }
+    columns |= {f"attention_{name}": _cells(values) for name, values in heads.attention.items()}
+    columns |= {f"selectivity_{name}": _cells(values) for name, values in heads.selectivity.items()}
+    columns |= {name: _cells(values) for name, values in heads.extra.items()}
+    return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
+
+
+def histogram(observation: Observation, bins: int = 30) -> tuple[np.ndarray, np.ndarray] | None:
+    """Counts and bin edges of the finite effective ranks; None when there is none (nothing is to be logged then)."""
+    finite = observation.heads.pr[np.isfinite(observation.heads.pr)]
+    if not len(finite):
+        return None
+    counts, edges = np.histogram(finite, bins=bins)
+    return counts, edges
+
+
+def _reduce(function: Any, values: np.ndarray) -> float:
+    finite = np.asarray(values)[np.isfinite(values)]
+    return float(function(finite)) if len(finite) else math.nan
+
+
+def _cells(values: np.ndarray) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in np.asarray(values, dtype=np.float64).tolist()]

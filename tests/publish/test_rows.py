@@ -1,0 +1,155 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from spectral_monitor.publish import names
+from spectral_monitor.publish.rows import Rows, histogram, table_of_heads
+from spectral_monitor.record import dumps
+
+from . import factories as make
+
+
+def test_names_are_unique_and_leave_room_for_the_capped_heads() -> None:
+    fixed = list(names.fixed())
+    assert len(set(fixed)) == len(fixed)
+    assert names.metric("probe_top1") == "spectral_monitor/probe_top1"
+    assert names.metric("probe_top1", "key_retrieval") == "spectral_monitor/key_retrieval/probe_top1"
+    assert len(fixed) + names.HEAD_CAP * len(names.HEAD) <= names.MAX_KEYS
+
+
+def test_every_row_key_is_one_of_the_names() -> None:
+    rows = Rows()
+    row = rows.observation(make.observation(16, formed=1.0))
+    rows.event(make.event("pr_rise", 8))
+    rows.event(make.event(step=16))
+    row |= rows.verdict(make.verdict(16)) | rows.verdict(make.verdict(16, mode="mean"))
+    row |= rows.observation(make.observation(17, formed=1.0))
+    heads = {names.head_metric(head, item.suffix, "induction") for head in ("L1H0", "L1H2") for item in names.HEAD}
+    assert set(row) | {names.GLOBAL_STEP} == set(names.fixed()) | heads
+    assert row[names.metric("lead_ratio")] == pytest.approx(2.0)
+    assert row["spectral_monitor/head/L1H0/attention/induction"] == pytest.approx(0.81)
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (2, 12), (80, 64)])
+def test_at_most_60_scalar_keys_whatever_the_size(layers: int, heads: int) -> None:
+    """Case: 80 x 64 heads would be 10,240 keys with two metrics a head."""
+    rows, keys = Rows(), {names.GLOBAL_STEP}
+    every = tuple((layer, head) for layer in range(layers) for head in range(heads))
+    for step in range(4):
+        keys |= set(rows.observation(make.observation(step, layers=layers, heads=heads, circuit=every, formed=1.0)))
+        rows.event(make.event("attention_rise", step, tuple(f"L{a}H{b}" for a, b in every)))
+    keys |= set(rows.verdict(make.verdict(4, heads=tuple(f"L{a}H{b}" for a, b in every))))
+    keys |= set(rows.verdict(make.verdict(4, capability="previous_token")))
+    keys |= set(rows.verdict(make.verdict(4, mode="mean")))
+    assert len(keys) <= 60
+    shown = {key for key in keys if "/head/" in key}
+    assert len(shown) == 3 * min(names.HEAD_CAP, layers * heads)
+
+
+def test_no_option_goes_beyond_the_hard_limit() -> None:
+    with pytest.raises(names.PublishError, match="from 1 to 500"):
+        Rows(max_keys=501)
+    rows = Rows(max_keys=500, head_cap=10_000)
+    every = tuple((layer, head) for layer in range(80) for head in range(64))
+    row = rows.observation(make.observation(1, layers=80, heads=64, circuit=every, formed=1.0))
+    assert 450 < len(row) <= 500
+    with pytest.raises(names.PublishError, match="head_cap"):
+        Rows(head_cap=-1)
+
+
+def test_alarms_alone_take_at_most_half_of_the_heads_keys() -> None:
+    rows = Rows()
+    rows.observation(make.observation(0, layers=4, heads=8, circuit=()))
+    rows.event(make.event("pr_rise", 1, tuple(f"L0H{n}" for n in range(8))))
+    assert len(rows.flagged) == names.HEAD_CAP // 2
+    circuit = tuple((3, n) for n in range(4))
+    row = rows.observation(make.observation(2, layers=4, heads=8, circuit=circuit, formed=1.0))
+    assert all(f"spectral_monitor/head/L3H{n}/selectivity/induction" in row for n in range(4))
+
+
+def test_a_head_below_the_attention_floor_is_no_candidate() -> None:
+    seen = make.observation(1, formed=1.0)
+    heads = seen.heads
+    faint = dataclasses.replace(
+        heads,
+        attention={**heads.attention, "induction": np.full(8, 0.01)},
+        selectivity={**heads.selectivity, "induction": np.full(8, 1e6)},
+    )
+    row = Rows().observation(dataclasses.replace(seen, heads=faint))
+    assert row["spectral_monitor/candidates/induction"] == 0
+    assert not [key for key in row if "/head/" in key]
+
+
+def broken(step: int, pr: list[float], status: list[str], **changes: object) -> object:
+    seen = make.observation(step, heads=len(pr) // 2)
+    heads = dataclasses.replace(seen.heads, pr=np.array(pr), status=np.array(status))
+    return dataclasses.replace(seen, heads=heads, **changes)  # type: ignore[arg-type]
+
+
+def test_dead_nan_and_infinite_heads_are_counted_and_left_out() -> None:
+    """Case: one NaN crashes the histogram."""
+    nan, inf = float("nan"), float("inf")
+    seen = broken(3, [nan, nan, inf, 2.0, 3.0, 4.0], ["dead", "not_finite", "not_finite", "ok", "ok", "ok"])
+    row = Rows().observation(seen)  # type: ignore[arg-type]
+    assert row["spectral_monitor/pr_mean"] == pytest.approx(3.0)
+    assert row["spectral_monitor/pr_max"] == 4.0
+    assert row["spectral_monitor/heads_not_finite"] == 2
+    assert row["spectral_monitor/heads_dead"] == 1
+    counts, edges = histogram(seen) or (None, None)  # type: ignore[arg-type]
+    assert counts is not None and edges is not None
+    assert counts.sum() == 3 and edges[0] == 2.0 and edges[-1] == 4.0
+    columns, table = table_of_heads(seen)  # type: ignore[arg-type]
+    assert [line[columns.index("pr")] for line in table] == [None, None, None, 2.0, 3.0, 4.0]
+    assert "NaN" not in dumps(table) and json.loads(dumps(row)) == row
+
+
+def test_all_heads_not_finite() -> None:
+    nan = float("nan")
+    seen = broken(3, [nan] * 4, ["not_finite"] * 4, finite=False)
+    row = Rows().observation(seen)  # type: ignore[arg-type]
+    assert "spectral_monitor/pr_mean" not in row and "spectral_monitor/pr_max" not in row
+    assert row["spectral_monitor/heads_not_finite"] == 4
+    assert histogram(seen) is None  # type: ignore[arg-type]
+
+
+def test_unknown_tokens_are_left_out_not_zero() -> None:
+    row = Rows().observation(make.observation(4, tokens=None))
+    assert names.TOKENS not in row and row[names.STEP] == 4
+
+
+def test_an_event_counts_once() -> None:
+    rows = Rows()
+    assert rows.event(make.event()) and not rows.event(make.event())
+    row = rows.observation(make.observation(9))
+    assert row["spectral_monitor/alarms/selectivity_crossing"] == 1 == row["spectral_monitor/alarms"]
+
+
+def test_verdict_shows_the_spread_of_its_control() -> None:
+    row = Rows().verdict(make.verdict(24))
+    assert row["spectral_monitor/verdict/induction/effect"] == 3.1
+    assert row["spectral_monitor/verdict/induction/p_value"] == 0.04
+    assert row["spectral_monitor/verdict/induction/control_max"] == pytest.approx(0.23)
+    assert row["spectral_monitor/verdict/induction/control_mean"] == pytest.approx(0.115)
+    none = Rows().verdict(make.verdict(24, p_value=float("nan"), random=(), draws=0, verdict="no control possible"))
+    assert "spectral_monitor/verdict/induction/p_value" not in none
+
+
+def test_counts_go_on_from_the_record(tmp_path) -> None:
+    make.record(tmp_path / "run")
+    rows = Rows()
+    events, verdicts = rows.start({"run_dir": tmp_path / "run", "thresholds": {"circuit": 20.0, "min_attention": 0.1}})
+    assert len(events) == 3 and len(verdicts) == 1
+    assert (rows.bars.selectivity, rows.bars.attention) == (20.0, 0.1)
+    row = rows.observation(make.observation(40, formed=1.0))
+    assert row["spectral_monitor/alarms"] == 3
+    assert row["spectral_monitor/lead_ratio"] == pytest.approx(1.5)
+
+
+def test_two_probes_share_a_run() -> None:
+    rows = Rows(max_keys=120)
+    first = rows.observation(make.observation(1))
+    second = rows.observation(make.observation(1, probe="key_retrieval"))
+    assert set(first) & set(second) == {names.STEP, names.TOKENS, names.SHARE}
+    assert "spectral_monitor/key_retrieval/probe_top1" in second
