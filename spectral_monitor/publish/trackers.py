@@ -86,6 +86,7 @@ class AcceleratePublisher(_RowPublisher):
         self.accelerator = accelerator
         self.log_step = log_step
         self._wandb: dict[int, WandbPublisher] = {}
+        self._trackio = _AtLatestStep()
         self._options: dict[str, Any] = {"max_keys": max_keys, "head_cap": head_cap, "alerts": alerts, "axis": "own"}
         self._info: Mapping[str, Any] = {}
 
@@ -117,6 +118,9 @@ class AcceleratePublisher(_RowPublisher):
     def close(self, summary: Mapping[str, Any] | None = None) -> None:
         """Send what is left; ``accelerator.end_training`` is the user's."""
         super().close(summary)
+        for tracker in self._trackers():
+            if tracker.name == "trackio":
+                self._trackio.send_early(tracker.tracker)
         for publisher in self._on_wandb():
             publisher.close(summary)
 
@@ -135,8 +139,8 @@ class AcceleratePublisher(_RowPublisher):
 
     def _log(self, row: Row, step: int) -> None:
         for tracker in self._trackers():
-            if tracker.name == "trackio":
-                tracker.log(row, step=step if self.log_step else _trackio_step(tracker.tracker))
+            if tracker.name == "trackio" and not self.log_step:
+                self._trackio.log(tracker.tracker, row)
             elif tracker.name != "wandb":
                 tracker.log(row, step=step if self.log_step else None)
 
@@ -164,14 +168,14 @@ class TrackioPublisher(_RowPublisher):
     ) -> None:
         super().__init__(max_keys, head_cap, alerts, box)
         self._given = run
-        self._early: list[Row] = []
+        self._rows_of = _AtLatestStep()
 
     def close(self, summary: Mapping[str, Any] | None = None) -> None:
         """Send the last counts and what still waits. The run is its owner's to finish."""
         super().close(summary)
         run = self._run()
         if run is not None:
-            self._send_early(run)
+            self._rows_of.send_early(run)
 
     def _run(self) -> Any:
         if self._given is not None:
@@ -181,19 +185,8 @@ class TrackioPublisher(_RowPublisher):
 
     def _log(self, row: Row, step: int) -> None:
         run = self._run()
-        if run is None:
-            return
-        whole = {names.GLOBAL_STEP: float(step), **row}
-        if not getattr(run, "_next_step", 1):  # a row now would take the number of the owner's first one
-            self._early.append(whole)
-            return
-        self._send_early(run)
-        run.log(whole, step=_trackio_step(run))
-
-    def _send_early(self, run: Any) -> None:
-        for row in self._early:
-            run.log(row, step=_trackio_step(run))
-        self._early.clear()
+        if run is not None:
+            self._rows_of.log(run, {names.GLOBAL_STEP: float(step), **row})
 
     def _send_alert(self, alert: Alert) -> None:
         run = self._run()
@@ -201,9 +194,25 @@ class TrackioPublisher(_RowPublisher):
             _trackio_alert(run, alert)
 
 
-def _trackio_step(run: Any) -> int:
-    """The step of the run's last row: logging there leaves its counter alone (trackio's own alerts do the same)."""
-    return max(int(getattr(run, "_next_step", 0)) - 1, 0)
+class _AtLatestStep:
+    """Logs rows at the step of a trackio run's last row: that leaves the run's own counter alone.
+
+    Before the run has a row, ours wait: one logged now would take the number of the owner's first row.
+    """
+
+    def __init__(self) -> None:
+        self._early: list[Row] = []
+
+    def log(self, run: Any, row: Row) -> None:
+        self._early.append(row)
+        if getattr(run, "_next_step", 1):
+            self.send_early(run)
+
+    def send_early(self, run: Any) -> None:
+        step = max(int(getattr(run, "_next_step", 1)) - 1, 0)
+        for row in self._early:
+            run.log(row, step=step)
+        self._early.clear()
 
 
 def _trackio_alert(run: Any, alert: Alert) -> None:

@@ -67,7 +67,7 @@ class OfflineRun:
     def metrics(self) -> list[dict[str, Any]]:
         return self._of("metric")
 
-    def keys(self) -> set[str]:
+    def all_keys(self) -> set[str]:
         return {key for row in self.rows for key in row}
 
     def items(self) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""The cases of shared/cases.md under "Weights & Biases": with a fake that keeps wandb's step rules, and on real files."""
+"""The cases of shared/cases.md under "Weights & Biases": a fake with wandb's step rules, and real offline files."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_offline_file_has_alerts_once_and_few_keys(offline: tuple[str, OfflineRu
         "induction: causal, step 11",
         "induction: heads crossed the threshold, step 11",
     ]
-    ours = {key for key in run.keys() if key.startswith(names.PREFIX)}
+    ours = {key for key in run.all_keys() if key.startswith(names.PREFIX)}
     media = {key for key in ours if key.split(".")[0].endswith((names.TABLE, names.PICTURE, names.HISTOGRAM))}
     assert len(ours - media) <= names.MAX_KEYS
     assert media

@@ -1,0 +1,199 @@
+"""Accelerate's own trackers and trackio, each for real where it is installed, read back from its own files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spectral_monitor.publish import names
+from spectral_monitor.publish.trackers import AcceleratePublisher, TrackioPublisher
+
+from . import factories as make
+from .offline import OfflineRun, offline_environment
+
+LOOP = """
+import json, sys
+from pathlib import Path
+from accelerate import Accelerator
+from spectral_monitor.publish.trackers import AcceleratePublisher
+from tests.publish import factories as make
+
+kinds, folder, with_step = sys.argv[1].split(","), Path(sys.argv[2]), sys.argv[3] == "step"
+accelerator = Accelerator(log_with=kinds, project_dir=folder, cpu=True)
+accelerator.init_trackers("tests", config={"lr": 0.1})
+publisher = AcceleratePublisher(accelerator, log_step=with_step)
+publisher.start({})
+for step in range(1, 13):
+    if step in (1, 2, 4, 8, 12):
+        publisher.observation(make.observation(step, formed=make.formed_at(step, 6)))
+    if step == 8:
+        publisher.event(make.event(step=8))
+        publisher.verdict(make.verdict(8))
+    if step % 3 == 0:
+        accelerator.log({"loss": 1 / step}, step=step if with_step else None)
+publisher.close({})
+accelerator.end_training()
+"""
+LOOKS = [1, 2, 4, 8, 12]
+
+
+def run_loop(folder: Path, kinds: str, with_step: bool = True) -> None:
+    environment = offline_environment(folder) | {
+        "TRACKIO_DIR": str(folder / "trackio"),
+        "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(),
+        "MLFLOW_ALLOW_FILE_STORE": "true",  # the skinny package has no database driver
+        "GIT_PYTHON_REFRESH": "quiet",
+        "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
+    }
+    subprocess.run(
+        [sys.executable, "-c", LOOP, kinds, str(folder), "step" if with_step else "plain"],
+        check=True,
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        timeout=180,
+    )
+
+
+@pytest.mark.parametrize("with_step", [True, False])
+def test_wandb_through_accelerate(tmp_path: Path, with_step: bool) -> None:
+    pytest.importorskip("wandb")
+    run_loop(tmp_path, "wandb", with_step)
+    run = OfflineRun.find(tmp_path)
+    expected = [3, 6, 9, 12] if with_step else [0, 1, 2, 3]
+    assert [x for x, _ in run.points("loss", "_step")] == expected
+    assert sorted(x for x, _ in run.points(names.metric("probe_top1"), names.STEP)) == LOOKS
+    assert len(run.alerts) == 2
+    assert run.files("media/table/spectral_monitor/*.json")
+
+
+def test_tensorboard_through_accelerate(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run_loop(tmp_path, "tensorboard")
+    events = EventAccumulator(str(tmp_path / "tests"))
+    events.Reload()
+    assert [point.step for point in events.Scalars("loss")] == [3, 6, 9, 12]
+    seen = events.Scalars(names.metric("probe_top1"))
+    assert [point.step for point in seen] == LOOKS
+    assert seen[-1].value == pytest.approx(make.observation(12, formed=make.formed_at(12, 6)).metrics.top1)
+    assert events.Scalars(names.verdict_metric("induction", "effect", "zero"))[0].step == 8
+
+
+def test_mlflow_through_accelerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    run_loop(tmp_path, "mlflow")
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient((tmp_path / "mlruns").as_uri())
+    (experiment,) = client.search_experiments(filter_string="name = 'tests'")
+    (found,) = client.search_runs([experiment.experiment_id])
+    history = client.get_metric_history(found.info.run_id, names.metric("probe_top1"))
+    assert [point.step for point in history] == LOOKS
+    loss = client.get_metric_history(found.info.run_id, "loss")
+    assert [point.step for point in loss] == [3, 6, 9, 12]
+
+
+READ_TRACKIO = """
+import json, sys
+from trackio.sqlite_storage import SQLiteStorage as storage
+(run,) = storage.get_runs("tests")
+print(json.dumps({"logs": storage.get_logs("tests", run), "alerts": storage.get_alerts("tests")}, default=str))
+"""
+
+
+def read_trackio(folder: Path) -> dict[str, Any]:
+    answer = subprocess.run(
+        [sys.executable, "-c", READ_TRACKIO],
+        check=True,
+        env=offline_environment(folder) | {"TRACKIO_DIR": str(folder / "trackio")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    read: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
+    return read
+
+
+@pytest.mark.parametrize("with_step", [True, False])
+def test_trackio_through_accelerate(tmp_path: Path, with_step: bool) -> None:
+    pytest.importorskip("trackio")
+    run_loop(tmp_path, "trackio", with_step)
+    read = read_trackio(tmp_path)
+    losses = [row["step"] for row in read["logs"] if "loss" in row]
+    assert losses == ([3, 6, 9, 12] if with_step else [0, 1, 2, 3])
+    looks = [row for row in read["logs"] if names.metric("probe_top1") in row]
+    assert sorted(row[names.STEP] for row in looks) == LOOKS
+    if with_step:
+        assert sorted(row["step"] for row in looks) == LOOKS
+    assert sorted(alert["title"] for alert in read["alerts"]) == [
+        "induction: causal, step 8",
+        "induction: heads crossed the threshold, step 8",
+    ]
+
+
+class FakeTracker:
+    def __init__(self, name: str) -> None:
+        self.name, self.logged = name, []  # type: ignore[var-annotated]
+
+    def log(self, values: dict[str, Any], step: int | None = None, **options: Any) -> None:
+        self.logged.append((step, dict(values)))
+
+
+class FakeAccelerator:
+    def __init__(self, main: bool = True) -> None:
+        self.trackers, self.is_main_process = [FakeTracker("mine")], main
+
+
+@pytest.mark.parametrize("main", [True, False])
+def test_a_tracker_of_ones_own_gets_the_rows_on_the_main_process_only(main: bool) -> None:
+    accelerator = FakeAccelerator(main)
+    publisher = AcceleratePublisher(accelerator)
+    publisher.start({})
+    publisher.observation(make.observation(3))
+    publisher.event(make.event(step=3))
+    publisher.verdict(make.verdict(3))
+    publisher.close({})
+    steps = [step for step, _ in accelerator.trackers[0].logged]
+    assert steps == ([3, 3] if main else [])
+
+
+class FakeTrackioRun:
+    def __init__(self) -> None:
+        self._next_step, self.rows = 0, []  # type: ignore[var-annotated]
+
+    def log(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        step = self._next_step if step is None else step
+        self._next_step = max(self._next_step, step + 1)
+        self.rows.append((step, metrics))
+
+
+def test_trackio_counter_stays_the_trainers() -> None:
+    """The Trainer's callback logs without a step: its rows must keep the numbers that they have without us."""
+    run = FakeTrackioRun()
+    publisher = TrackioPublisher(run, alerts=False)
+    publisher.start({})
+    for step in range(13):
+        if step in (0, *LOOKS):
+            publisher.observation(make.observation(step))
+        if step and step % 3 == 0:
+            run.log({"train/loss": 1 / step, "train/global_step": step})
+    publisher.close({})
+    assert [step for step, row in run.rows if "train/loss" in row] == [0, 1, 2, 3]
+    looks = [row["train/global_step"] for _, row in run.rows if names.metric("probe_top1") in row]
+    assert looks == [0, *LOOKS]
+
+
+def test_trackio_without_a_run_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    publisher = TrackioPublisher()
+    publisher.start({})
+    publisher.observation(make.observation(1))
+    publisher.event(make.event())
+    publisher.close({})
