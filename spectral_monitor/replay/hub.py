@@ -395,6 +395,18 @@ def cached_refs(repo: str) -> dict[str, str]:
     return refs
 
 
+def remember_ref(repo: str, revision: str | None, commit: str) -> None:
+    """Note in the local cache which commit a name stood for, so that the name works offline (as the client does)."""
+    name = revision or "main"
+    path = cache_folder(repo) / "refs" / name
+    if _COMMIT.match(name) or not path.parent.parent.is_dir():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(commit)
+    temporary.replace(path)
+
+
 def cached_files(repo: str, commit: str) -> tuple[RemoteFile, ...]:
     """What the local cache holds of ``commit``: empty when nothing. LFS blobs carry their SHA-256 as their name."""
     folder = cache_folder(repo) / "snapshots" / commit

@@ -190,6 +190,7 @@ def _load_from_hub(
             ),
         )
     )
+    hub_module.remember_ref(repo, revision, commit)
     by_name = {file.path: file for file in listing}
     check_files(folder, [by_name[name] for name in plan.files], where)
     return load_folder(folder, options, gguf_file=gguf_file, where=where, commit=commit)
