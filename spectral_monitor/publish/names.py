@@ -2,7 +2,7 @@
 
 A row is one flat mapping of metric names to numbers. Names of the default probe (``induction``) stand directly under
 ``spectral_monitor/``; those of any other probe under ``spectral_monitor/<probe>/``, so that two monitors with
-different probes can share one run.
+different probes can share one run. No name is the folder of another: some trackers keep a metric as a file.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ OBSERVATION = (
 )
 #: Running counts, in every row.
 ALARMS = (
-    Metric("alarms", "crossings and alarms so far, all kinds"),
+    Metric("alarms/all", "crossings and alarms so far, all kinds"),
     *(Metric(f"alarms/{kind}", f"{kind} events so far") for kind in ALARM_KINDS),
     Metric("lead_ratio", "median over heads of tokens at the crossing / tokens at the head's first alarm"),
 )

@@ -139,7 +139,7 @@ class Rows:
         probe = event.probe or names.DEFAULT_PROBE
         self._open(probe)
         counts = self._counts[probe]
-        counts["alarms"] = counts.get("alarms", 0) + 1
+        counts["alarms/all"] = counts.get("alarms/all", 0) + 1
         if event.kind in names.ALARM_KINDS:
             counts[f"alarms/{event.kind}"] = counts.get(f"alarms/{event.kind}", 0) + 1
         self.stale = event

@@ -19,6 +19,14 @@ def test_names_are_unique_and_leave_room_for_the_capped_heads() -> None:
     assert len(fixed) + names.HEAD_CAP * len(names.HEAD) <= names.MAX_KEYS
 
 
+def test_no_name_is_the_folder_of_another() -> None:
+    """MLflow's file store keeps a metric as a file: ``a`` and ``a/b`` cannot both be."""
+    every = {*names.fixed(), *names.fixed("other")}
+    every |= {names.head_metric("L0H0", item.suffix, "induction") for item in names.HEAD}
+    folders = {name[:end] for name in every for end in range(len(name)) if name[end] == "/"}
+    assert not every & folders
+
+
 def test_every_row_key_is_one_of_the_names() -> None:
     rows = Rows()
     row = rows.observation(make.observation(16, formed=1.0))
@@ -123,7 +131,7 @@ def test_an_event_counts_once() -> None:
     rows = Rows()
     assert rows.event(make.event()) and not rows.event(make.event())
     row = rows.observation(make.observation(9))
-    assert row["spectral_monitor/alarms/selectivity_crossing"] == 1 == row["spectral_monitor/alarms"]
+    assert row["spectral_monitor/alarms/selectivity_crossing"] == 1 == row["spectral_monitor/alarms/all"]
 
 
 def test_verdict_shows_the_spread_of_its_control() -> None:
@@ -143,7 +151,7 @@ def test_counts_go_on_from_the_record(tmp_path) -> None:
     assert len(events) == 3 and len(verdicts) == 1
     assert (rows.bars.selectivity, rows.bars.attention) == (20.0, 0.1)
     row = rows.observation(make.observation(40, formed=1.0))
-    assert row["spectral_monitor/alarms"] == 3
+    assert row["spectral_monitor/alarms/all"] == 3
     assert row["spectral_monitor/lead_ratio"] == pytest.approx(1.5)
 
 
