@@ -101,6 +101,7 @@ def _in_order(
 ) -> list[Observation | Event | Verdict]:
     """By step; at one step the observation first, then what followed from it."""
     keyed: list[tuple[int, int, Observation | Event | Verdict]] = []
-    for rank, items in enumerate((observations, events, verdicts)):
-        keyed.extend((item.step, rank, item) for item in items)
+    keyed.extend((item.step, 0, item) for item in observations)
+    keyed.extend((item.step, 1, item) for item in events)
+    keyed.extend((item.step, 2, item) for item in verdicts)
     return [item for _, _, item in sorted(keyed, key=lambda entry: entry[:2])]
