@@ -1,4 +1,4 @@
-"""The pattern screen: attention mass and selectivity of each class, classes, circuits, noise floor (recipe section 3)."""
+"""The pattern screen: attention mass and selectivity by class, circuits, noise floor (recipe section 3)."""
 
 from __future__ import annotations
 
@@ -200,10 +200,9 @@ def null_calibration(null_attention: FloatArray, baseline: FloatArray) -> NullCa
 
 @dataclass(frozen=True)
 class Columns:
-    """How attention rows [N, T] become per-class means: one weight matrix column a class, baseline or total.
+    """Which positions of an attention row are averaged: the classes, then ``free`` and ``sampled``.
 
-    ``names`` are the classes, then ``free`` (mass on positions that are no class's target, divided by their number),
-    ``sampled`` and ``total`` (mass on the whole row).
+    ``free`` are the positions that are no class's target (the ``others`` baseline).
     """
 
     names: tuple[str, ...]
@@ -211,34 +210,25 @@ class Columns:
     @classmethod
     def of(cls, probe: ProbeBatch) -> Columns:
         """The columns of a probe batch."""
-        return cls((*probe.classes, "free", "sampled", "total"))
+        return cls((*probe.classes, "free", "sampled"))
 
 
-def column_weights(probe: ProbeBatch, rows: IntArray) -> tuple[np.ndarray, np.ndarray]:
-    """Weights [B, T, C] and row weights [B, C] such that a class mean is ``sum_b a[b] . w[b] / sum_b r[b]``.
+def column_indicators(probe: ProbeBatch, rows: IntArray) -> tuple[np.ndarray, np.ndarray]:
+    """Which positions belong to which column, and which rows count.
 
-    A row that does not count for a class has zero weight there.
+    Returns:
+        [B, T, C] 1.0 at the column's positions (float32), and [B, C] 1.0 where the row counts for it (float64).
     """
     columns = Columns.of(probe).names
-    length = probe.length
-    weights = np.zeros((len(rows), length, len(columns)), dtype=np.float32)
-    counts = np.zeros((len(rows), len(columns)), dtype=np.float64)
-    index = np.arange(len(rows))
+    indicators = np.zeros((len(rows), probe.length, len(columns)), dtype=np.float32)
+    usable = np.ones((len(rows), len(columns)), dtype=np.float64)
+    index = np.arange(len(rows))[:, None]
     for number, name in enumerate(probe.classes):
-        positions = probe.targets[name][rows]
-        usable = probe.usable[name][rows] if name in probe.usable else np.ones(len(rows), dtype=bool)
-        for position in positions.T:
-            weights[index, position, number] += usable / positions.shape[1]
-        counts[:, number] = usable
-    free = probe.free_positions()[rows]
-    number_free = free.sum(axis=1)
-    weights[:, :, columns.index("free")] = free / np.maximum(number_free, 1)[:, None]
-    counts[:, columns.index("free")] = number_free > 0
+        indicators[index, probe.targets[name][rows], number] = 1.0
+        if name in probe.usable:
+            usable[:, number] = probe.usable[name][rows]
+    indicators[:, :, columns.index("free")] = probe.free_positions()[rows]
     if len(probe.sampled):
         inside = probe.sampled[None, :] <= probe.query[rows][:, None]
-        number_inside = inside.sum(axis=1)
-        weights[:, probe.sampled, columns.index("sampled")] = inside / np.maximum(number_inside, 1)[:, None]
-        counts[:, columns.index("sampled")] = number_inside > 0
-    weights[:, :, columns.index("total")] = 1.0
-    counts[:, columns.index("total")] = 1.0
-    return weights, counts
+        indicators[:, probe.sampled, columns.index("sampled")] = inside
+    return indicators, usable

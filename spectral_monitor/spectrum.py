@@ -42,10 +42,8 @@ def effective_rank(grams: Tensor, definition: Definition = "entropy") -> FloatAr
     normal = safe / torch.where(measurable, scale, torch.ones_like(scale))[..., None, None]
     p = torch.linalg.eigvalsh(normal).clamp_min(0)
     p = p / p.sum(-1, keepdim=True).clamp_min(1e-300)
-    if definition == "entropy":
-        rank = torch.special.entr(p).sum(-1).exp()
-    else:
-        rank = 1 / p.square().sum(-1).clamp_min(1e-300)
+    entropy = definition == "entropy"
+    rank = torch.special.entr(p).sum(-1).exp() if entropy else 1 / p.square().sum(-1).clamp_min(1e-300)
     result: FloatArray = torch.where(measurable, rank, torch.nan).numpy()
     return result
 
