@@ -8,7 +8,10 @@ with any parameters, and each alarm judged by what the head did next:
   the early warning raises none for them;
 * *precision* = right alarms / alarms; *recall* = heads of the final circuit with a right alarm / heads of the final
   circuit that crossed within the record;
-* *lead* of a head = tokens at its crossing / tokens at its first right alarm: 1 = at the same look, no warning at all.
+* *lead* of a head = tokens at its crossing / tokens at its first right alarm: 1 = at the same look, no warning at all;
+* *circuit lead* of a run = tokens at which the first head of its final circuit crossed / tokens at its first right
+  alarm. Precursors (previous-token heads, on which induction is built) are right when they join their own class's
+  circuit, and are compared with the others by this.
 
 Two baselines stand beside every rule: as many alarms at random looks of random heads, and the capability's attention
 itself at a low bar.
@@ -29,13 +32,24 @@ import numpy.typing as npt
 
 from spectral_monitor.errors import RecordError, ThresholdError
 from spectral_monitor.observation import OK, FloatArray, IntArray
-from spectral_monitor.warning import Crossing, LevelRule, RiseRule, Rule, WarningParameters, alarms, signal
+from spectral_monitor.warning import (
+    PREVIOUS_TOKEN,
+    Crossing,
+    LevelRule,
+    RiseRule,
+    Rule,
+    WarningParameters,
+    alarms,
+    signal,
+)
 
 if TYPE_CHECKING:
     from spectral_monitor.observation import Observation
 
+BoolArray = npt.NDArray[np.bool_]
+
 #: Signals that a record can be replayed with.
-REPLAYED = ("pr", "pr_over_null", "content_share", "attention")
+REPLAYED = ("pr", "pr_over_null", "content_share", "attention", "previous_token")
 #: Resamples of the intervals, and draws of the random baseline.
 RESAMPLES = 2000
 DRAWS = 200
@@ -50,26 +64,33 @@ class RunSeries:
         tokens: [n] training tokens; NaN where unknown.
         heads: K names.
         signals: signal -> [n, K]; NaN where missing, and everywhere at a marked or non-finite look.
-        member: [n, K] True where the head is in the circuit, with the crossing's hysteresis.
+        members: capability -> [n, K] True where the head is in that circuit, with the crossing's hysteresis.
+        capability: the probe's own.
     """
 
     name: str
     tokens: FloatArray
     heads: tuple[str, ...]
     signals: Mapping[str, FloatArray]
-    member: npt.NDArray[np.bool_]
+    members: Mapping[str, BoolArray]
+    capability: str = "induction"
 
-    @property
-    def crossing(self) -> IntArray:
+    def crossing(self, capability: str | None = None) -> IntArray:
         """[K] look at which the head first joined; -1 for never, and for heads that were in at the first look."""
-        first = self.member.argmax(axis=0)
-        return np.where(self.member.any(axis=0) & (first > 0), first, -1)
+        member = self.members[capability or self.capability]
+        first = member.argmax(axis=0)
+        return np.where(member.any(axis=0) & (first > 0), first, -1)
+
+    def final(self, capability: str | None = None) -> BoolArray:
+        """[K] heads of the final circuit that could be warned of: in at the last look, and joined within the record."""
+        result: BoolArray = self.members[capability or self.capability][-1] & (self.crossing(capability) >= 0)
+        return result
 
     @property
-    def final(self) -> npt.NDArray[np.bool_]:
-        """[K] heads of the final circuit that could be warned of: in at the last look, and joined within the record."""
-        result: npt.NDArray[np.bool_] = self.member[-1] & (self.crossing >= 0)
-        return result
+    def formed(self) -> int:
+        """Look at which the first head of the final circuit joined; -1 where none did."""
+        crossing = self.crossing()[self.final()]
+        return int(crossing.min()) if len(crossing) else -1
 
 
 def run_series(
@@ -90,7 +111,8 @@ def run_series(
     heads = tuple(str(head) for head in observations[0].heads)
     tokens, usable = np.full(len(observations), np.nan), np.zeros((len(observations), len(heads)), dtype=bool)
     signals = {key: np.full(usable.shape, np.nan) for key in REPLAYED}
-    scores = np.full(usable.shape, np.nan)
+    bars = {capability: crossing, "previous_token": PREVIOUS_TOKEN}
+    scores = {key: np.full(usable.shape, np.nan) for key in bars}
     for row, look in enumerate(observations):
         if tuple(str(head) for head in look.heads) != heads:
             raise RecordError(f"{name}: the look at step {look.step} has other heads than the first one")
@@ -98,13 +120,15 @@ def run_series(
         usable[row] = (look.heads.status == OK) & look.finite & (look.mark is None)
         for key in REPLAYED:
             signals[key][row] = signal(key, look.heads, length, capability)
-        scores[row] = crossing.score(look.heads, capability)
-    for values in (scores, *signals.values()):
+        for key, bar in bars.items():
+            scores[key][row] = bar.score(look.heads, key)
+    for values in (*scores.values(), *signals.values()):
         values[~usable] = np.nan
-    return RunSeries(name, tokens, heads, signals, _members(scores, crossing.rearm))
+    members = {key: _members(scores[key], bar.rearm) for key, bar in bars.items()}
+    return RunSeries(name, tokens, heads, signals, members, capability)
 
 
-def _members(scores: FloatArray, rearm: float) -> npt.NDArray[np.bool_]:
+def _members(scores: FloatArray, rearm: float) -> BoolArray:
     """[n, K]: in from a score of 1, out again below ``rearm``; a missing score changes nothing."""
     member = np.zeros(scores.shape, dtype=bool)
     now = np.zeros(scores.shape[1], dtype=bool)
@@ -149,11 +173,15 @@ def read_run(run_dir: str | os.PathLike[str], probe: str | None = None, crossing
 
 @dataclass(frozen=True)
 class Candidate:
-    """A rule over a signal, under the name that stands in the table."""
+    """A rule over a signal, under the name that stands in the table.
+
+    ``capability``: whose circuit its heads should join; None for the probe's own.
+    """
 
     name: str
     signal: str
     rule: Rule
+    capability: str | None = None
 
     def with_sensitivity(self, value: float) -> Candidate:
         """The same rule with another ``ratio`` (rise rules) or ``bar`` (level rules)."""
@@ -173,7 +201,10 @@ class Candidate:
 def candidates(parameters: WarningParameters | None = None) -> list[Candidate]:
     """The alarms of ``parameters`` that run, in the table's order, and PR over its null by PR's own rule."""
     parameters = parameters if parameters is not None else WarningParameters()
-    found = [Candidate(kind, name, rule) for kind, (name, rule) in parameters.rules().items()]
+    found = [
+        Candidate(name, watch.signal, watch.rule, "previous_token" if watch.signal == "previous_token" else None)
+        for name, watch in parameters.watches().items()
+    ]
     if parameters.pr is not None:
         # The ratio is near 1 by construction: PR's floor means nothing there.
         rule = dataclasses.replace(parameters.pr, floor=0.0)
@@ -212,6 +243,10 @@ class Trust:
         lead_ci: 95% interval from resampling whole runs (heads of one run are not independent); NaN below three runs.
         lead_tokens, lead_looks: medians of the same distances in tokens and in looks.
         false_per_100_heads: false alarms / heads watched * 100.
+        circuit_lead: median over runs of tokens at the first crossing of the probe's final circuit / tokens at the
+            first right alarm; ``circuit_lead_range`` from the worst run to the best.
+        runs_warned, runs_formed: runs whose first right alarm came at an earlier look than that, and runs in which a
+            circuit formed.
         resolution: median of tokens at the crossing / tokens at the look before it: a lead below it cannot be told
             from none.
         runs, heads: how much was watched.
@@ -232,6 +267,10 @@ class Trust:
     lead_tokens: float
     lead_looks: float
     false_per_100_heads: float
+    circuit_lead: float
+    circuit_lead_range: tuple[float, float]
+    runs_warned: float
+    runs_formed: int
     resolution: float
     runs: int
     heads: int
@@ -252,16 +291,21 @@ def replay(runs: Sequence[RunSeries], candidate: Candidate) -> list[Alarm]:
     for number, run in enumerate(runs):
         if candidate.signal not in run.signals:
             raise ThresholdError(f"no signal {candidate.signal!r} to replay; there are {', '.join(run.signals)}")
-        values = run.signals[candidate.signal]
+        values, member = run.signals[candidate.signal], run.members[candidate.capability or run.capability]
         for head in range(len(run.heads)):
             for look in alarms(candidate.rule, run.tokens, values[:, head]):
-                if not run.member[max(look - 1, 0), head]:
+                if not member[max(look - 1, 0), head]:
                     found.append(Alarm(number, head, look))
     return found
 
 
 def judge(
-    runs: Sequence[RunSeries], raised: Sequence[Alarm], name: str, horizon: float = 2.0, resamples: int = RESAMPLES
+    runs: Sequence[RunSeries],
+    raised: Sequence[Alarm],
+    name: str,
+    horizon: float = 2.0,
+    capability: str | None = None,
+    resamples: int = RESAMPLES,
 ) -> Trust:
     """What ``raised`` was worth.
 
@@ -270,6 +314,7 @@ def judge(
         raised: as ``replay`` gives them.
         name: for the table.
         horizon: how many times the tokens of the alarm the crossing may come after it; infinite = any time.
+        capability: whose circuit the heads should join; None for the probe's own.
         resamples: of the lead's interval; 0 leaves it out.
 
     Raises:
@@ -277,7 +322,7 @@ def judge(
     """
     if not horizon > 1:
         raise ThresholdError(f"horizon is {horizon}, but must be above 1 (times the tokens at the alarm)")
-    crossings = [run.crossing for run in runs]
+    crossings = [run.crossing(capability) for run in runs]
     first: dict[tuple[int, int], int] = {}
     right = 0
     for alarm in raised:
@@ -287,7 +332,7 @@ def judge(
         right += 1
         key = (alarm.run, alarm.head)
         first[key] = min(first.get(key, alarm.look), alarm.look)
-    final = [(number, int(head)) for number, run in enumerate(runs) for head in np.flatnonzero(run.final)]
+    final = [(number, int(head)) for number, run in enumerate(runs) for head in np.flatnonzero(run.final(capability))]
     warned = [key for key in final if key in first]
     leads: dict[int, list[tuple[float, float, float]]] = {}
     for number, head in warned:
@@ -296,6 +341,11 @@ def judge(
         leads.setdefault(number, []).append(ahead)
     middle = np.median([lead for group in leads.values() for lead in group], axis=0) if leads else [math.nan] * 3
     heads = sum(len(run.heads) for run in runs)
+    ahead_of_circuit = [
+        float(run.tokens[run.formed] / run.tokens[min(look for (at, _), look in first.items() if at == number)])
+        for number, run in enumerate(runs)
+        if run.formed >= 0 and any(at == number for at, _ in first)
+    ]
     return Trust(
         name=name,
         alarms=len(raised),
@@ -312,14 +362,23 @@ def judge(
         lead_tokens=float(middle[1]),
         lead_looks=float(middle[2]),
         false_per_100_heads=100 * _share(len(raised) - right, heads),
-        resolution=_resolution(runs, final),
+        circuit_lead=float(np.median(ahead_of_circuit)) if ahead_of_circuit else math.nan,
+        circuit_lead_range=(min(ahead_of_circuit), max(ahead_of_circuit)) if ahead_of_circuit else (math.nan, math.nan),
+        runs_warned=sum(lead > 1 for lead in ahead_of_circuit),
+        runs_formed=sum(run.formed >= 0 for run in runs),
+        resolution=_resolution(runs, final, crossings),
         runs=len(runs),
         heads=heads,
     )
 
 
 def random_times(
-    runs: Sequence[RunSeries], raised: Sequence[Alarm], horizon: float = 2.0, draws: int = DRAWS, seed: int = 0
+    runs: Sequence[RunSeries],
+    raised: Sequence[Alarm],
+    horizon: float = 2.0,
+    capability: str | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
 ) -> Trust:
     """The first baseline: in each run as many alarms as ``raised`` has there, at random looks of random heads.
 
@@ -328,14 +387,14 @@ def random_times(
     """
     rng = np.random.default_rng(seed)
     counts = np.bincount([alarm.run for alarm in raised], minlength=len(runs))
-    allowed = [np.argwhere(~run.member[:-1]) + np.array([1, 0]) for run in runs]
+    allowed = [np.argwhere(~run.members[capability or run.capability][:-1]) + np.array([1, 0]) for run in runs]
     found = []
     for _ in range(draws):
         drawn = []
         for number, (count, places) in enumerate(zip(counts, allowed, strict=True)):
             picks = rng.choice(len(places), size=min(int(count), len(places)), replace=False)
             drawn += [Alarm(number, int(head), int(look)) for look, head in places[picks]]
-        found.append(judge(runs, drawn, "random times", horizon, resamples=0))
+        found.append(judge(runs, drawn, "random times", horizon, capability, resamples=0))
     return _mean("random times", found)
 
 
@@ -368,11 +427,11 @@ def _lead_interval(groups: Sequence[Sequence[float]], resamples: int, seed: int 
     return float(low), float(high)
 
 
-def _resolution(runs: Sequence[RunSeries], final: Iterable[tuple[int, int]]) -> float:
+def _resolution(runs: Sequence[RunSeries], final: Iterable[tuple[int, int]], crossings: Sequence[IntArray]) -> float:
     steps = []
     for number, head in final:
         run = runs[number]
-        at = int(run.crossing[head])
+        at = int(crossings[number][head])
         before = run.tokens[at - 1]
         if before > 0:
             steps.append(float(run.tokens[at] / before))
@@ -385,6 +444,7 @@ def _mean(name: str, found: Sequence[Trust]) -> Trust:
         return float(np.mean([v for v in values if math.isfinite(v)])) if np.isfinite(values).any() else math.nan
 
     leads = [one.lead for one in found if math.isfinite(one.lead)]
+    ahead = [one.circuit_lead for one in found if math.isfinite(one.circuit_lead)]
     nowhere = (math.nan, math.nan)
     return Trust(
         name=name,
@@ -402,6 +462,10 @@ def _mean(name: str, found: Sequence[Trust]) -> Trust:
         lead_tokens=over(lambda one: one.lead_tokens),
         lead_looks=over(lambda one: one.lead_looks),
         false_per_100_heads=over(lambda one: one.false_per_100_heads),
+        circuit_lead=float(np.median(ahead)) if ahead else math.nan,
+        circuit_lead_range=nowhere,
+        runs_warned=over(lambda one: one.runs_warned),
+        runs_formed=found[0].runs_formed,
         resolution=found[0].resolution,
         runs=found[0].runs,
         heads=found[0].heads,
@@ -434,11 +498,11 @@ def trust_table(
         wanted.append(LOW_ATTENTION)
     rows, random = [], []
     for candidate in wanted:
-        if not any(np.isfinite(run.signals[candidate.signal]).any() for run in runs):
+        if not any(np.isfinite(run.signals.get(candidate.signal, np.nan)).any() for run in runs):
             continue
         raised = replay(runs, candidate)
-        rows.append(judge(runs, raised, candidate.name, horizon))
-        random.append(random_times(runs, raised, horizon, draws))
+        rows.append(judge(runs, raised, candidate.name, horizon, candidate.capability))
+        random.append(random_times(runs, raised, horizon, candidate.capability, draws))
     return TrustTable(tuple(rows), tuple(random), horizon)
 
 
@@ -449,7 +513,8 @@ def operating_curve(
     curve = []
     for value in sensitivities:
         changed = candidate.with_sensitivity(value)
-        curve.append((value, judge(runs, replay(runs, changed), candidate.name, horizon, resamples=0)))
+        found = judge(runs, replay(runs, changed), candidate.name, horizon, candidate.capability, resamples=0)
+        curve.append((value, found))
     return curve
 
 
@@ -458,10 +523,12 @@ COLUMNS = (
     "right / alarms",
     "precision",
     "at random",
-    "circuit heads warned",
+    "heads warned",
     "earlier",
-    "lead",
-    "false / 100",
+    "lead of a head",
+    "lead of the circuit",
+    "runs warned",
+    "false / 100 heads",
 )
 
 
@@ -481,6 +548,8 @@ def cells(table: TrustTable) -> list[tuple[str, ...]]:
                 f"{row.warned:g}/{row.circuit}",
                 f"{row.early:g}/{row.circuit}",
                 lead,
+                "-" if math.isnan(row.circuit_lead) else f"{row.circuit_lead:.2f}x ({_range(row.circuit_lead_range)})",
+                f"{row.runs_warned:g}/{row.runs_formed}",
                 f"{row.false_per_100_heads:.1f}",
             )
         )
@@ -491,6 +560,10 @@ def markdown(table: TrustTable) -> str:
     """The table for a document."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
     return "\n".join([*lines, *("| " + " | ".join(line) + " |" for line in cells(table))])
+
+
+def _range(pair: tuple[float, float]) -> str:
+    return f"{pair[0]:.2f} to {pair[1]:.2f}"
 
 
 def _percent(share: float) -> str:

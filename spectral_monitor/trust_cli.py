@@ -37,7 +37,8 @@ def warn(
             "--set",
             metavar="ALARM.PARAMETER=VALUE",
             help="Change a parameter of an alarm, for example pr.ratio=2 or attention.bar=3 (repeatable). ALARM=off "
-            "leaves it out. Alarms: pr, content, attention. crossing.selectivity=20 changes who counts as a member.",
+            "leaves it out. Alarms: pr, content, attention, precursor. crossing.selectivity=20 changes who counts as a "
+            "member.",
         ),
     ] = None,
     horizon: Annotated[
@@ -170,7 +171,7 @@ def _sensitivities(candidate: Candidate) -> list[float]:
 
 def _summary(runs: list[RunSeries], resolution: float, horizon: float, selectivity: float) -> str:
     heads = sum(len(run.heads) for run in runs)
-    members = sum(int(run.final.sum()) for run in runs)
+    members = sum(int(run.final().sum()) for run in runs)
     text = (
         f"{len(runs)} run(s), {heads} heads, {members} of them in a final circuit (>= {selectivity:g}x); "
         f"horizon {horizon:g} x the tokens at the alarm."

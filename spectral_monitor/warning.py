@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -387,6 +387,8 @@ def signal(name: str, heads: HeadTable, length: int, capability: str = "inductio
     ``pr``: as it is. ``pr_over_null``: PR / PR on the null batch. ``content_share``: share of the output's variance
     at the query that changes with B alone. ``attention``: mass on the capability's target in units of 1 /
     ``length`` (what an even spread over T positions would give). ``selectivity``: of the capability.
+    ``previous_token``: the same as ``attention`` for the previous token, but NaN in the last layer: no head comes
+    after it that could build on it.
 
     Raises:
         ThresholdError: unknown name.
@@ -401,13 +403,16 @@ def signal(name: str, heads: HeadTable, length: int, capability: str = "inductio
             return heads.pr / heads.extra.get("pr_null", missing)
     if name == "attention":
         return heads.attention.get(capability, missing) * length
+    if name == "previous_token":
+        mass = heads.attention.get("previous_token", missing) * length
+        return np.where(heads.layer < heads.layer.max(), mass, np.nan)
     if name == "selectivity":
         return heads.selectivity.get(capability, missing)
     raise ThresholdError(f"early warning: no signal {name!r}; there are {', '.join(SIGNALS)}")
 
 
 #: Names that ``signal`` knows.
-SIGNALS = ("pr", "pr_over_null", "content_share", "attention", "selectivity")
+SIGNALS = ("pr", "pr_over_null", "content_share", "attention", "previous_token", "selectivity")
 
 
 @dataclass(frozen=True)
@@ -439,6 +444,20 @@ class Crossing:
         return np.minimum(selectivity, heads.attention.get(capability, missing) / self.min_attention)
 
 
+#: The previous-token circuit's own bar (recipe section 3).
+PREVIOUS_TOKEN = Crossing(selectivity=100.0)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """One head alarm: the signal it looks at, its rule, and the kind and capability of the event it raises."""
+
+    signal: str
+    rule: Rule
+    kind: str
+    capability: str | None = None
+
+
 @dataclass(frozen=True)
 class WarningParameters:
     """Which alarms run, and by which rules; None switches one off.
@@ -449,6 +468,9 @@ class WarningParameters:
         pr: ``pr_rise``, over PR.
         content: ``content_rise``, over the content share (0 to 1); silent where observations lack it.
         attention: ``attention_rise``, over the capability's attention in units of 1 / T.
+        precursor: ``attention_rise`` of capability ``previous_token``, over the attention on the previous token in
+            units of 1 / T, for induction probes: an induction head reads what a previous-token head of an earlier
+            layer wrote, so that one rises first.
         crossing: ``selectivity_crossing``, up and down.
         sink: ``sink_transition``, over the share of heads classified as first token.
     """
@@ -456,6 +478,7 @@ class WarningParameters:
     pr: RiseRule | None = field(default_factory=RiseRule)
     content: LevelRule | None = field(default_factory=lambda: LevelRule(bar=0.1))
     attention: LevelRule | None = field(default_factory=lambda: LevelRule(bar=3.0))
+    precursor: LevelRule | None = field(default_factory=lambda: LevelRule(bar=3.0))
     crossing: Crossing | None = field(default_factory=Crossing)
     sink: JumpRule | None = field(default_factory=JumpRule)
 
@@ -473,6 +496,7 @@ class WarningParameters:
             "pr": RiseRule,
             "content": LevelRule,
             "attention": LevelRule,
+            "precursor": LevelRule,
             "crossing": Crossing,
             "sink": JumpRule,
         }
@@ -492,20 +516,30 @@ class WarningParameters:
             rules[name] = kinds[name](**values)
         return cls(**rules)
 
-    def rules(self) -> dict[str, tuple[str, Rule]]:
-        """Event kind of each head alarm that runs -> (its signal, its rule)."""
-        chosen: dict[str, tuple[str, Rule | None]] = {
-            "pr_rise": ("pr", self.pr),
-            "content_rise": ("content_share", self.content),
-            "attention_rise": ("attention", self.attention),
+    def watches(self) -> dict[str, Watch]:
+        """The head alarms that run, by name."""
+        chosen: dict[str, tuple[str, Rule | None, str, str | None]] = {
+            "pr_rise": ("pr", self.pr, "pr_rise", None),
+            "content_rise": ("content_share", self.content, "content_rise", None),
+            "attention_rise": ("attention", self.attention, "attention_rise", None),
+            "previous_token_rise": ("previous_token", self.precursor, "attention_rise", "previous_token"),
         }
-        return {kind: (name, rule) for kind, (name, rule) in chosen.items() if rule is not None}
+        return {
+            name: Watch(series, rule, kind, capability)
+            for name, (series, rule, kind, capability) in chosen.items()
+            if rule is not None
+        }
 
 
 #: The format of ``EarlyWarning.state_dict``.
 STATE_FORMAT = 1
 
-_UNITS = {"pr": "PR", "content_share": "content share", "attention": "x 1/T attention"}
+_UNITS = {
+    "pr": "PR",
+    "content_share": "content share",
+    "attention": "attention on the target (x 1/T)",
+    "previous_token": "attention on the previous token (x 1/T)",
+}
 
 
 class EarlyWarning:
@@ -527,6 +561,11 @@ class EarlyWarning:
         self.length = length
         self.parameters = parameters if parameters is not None else WarningParameters()
         self.capability = capability
+        self._watches = {
+            name: watch
+            for name, watch in self.parameters.watches().items()
+            if watch.signal != "previous_token" or capability == "induction"
+        }
         self._axis: str | None = None
         self._heads: dict[str, dict[str, Detector]] = {}
         self._sink = JumpDetector(self.parameters.sink) if self.parameters.sink is not None else None
@@ -548,14 +587,12 @@ class EarlyWarning:
         names = [str(head) for head in heads]
         usable = heads.status == OK
         events: list[Event] = []
-        for kind, (name, rule) in self.parameters.rules().items():
-            values = np.where(usable, signal(name, heads, self.length, self.capability), np.nan)
-            lows = self._minima(kind, names)
-            rising = [head for head in self._advance(kind, rule, names, at, values)["up"] if head not in members]
+        for name, watch in self._watches.items():
+            values = np.where(usable, signal(watch.signal, heads, self.length, self.capability), np.nan)
+            lows = self._minima(name)
+            rising = [head for head in self._advance(name, watch.rule, names, at, values)["up"] if head not in members]
             if rising:
-                events.append(
-                    self._rise(observation, kind, name, rule, rising, dict(zip(names, values, strict=True)), lows)
-                )
+                events.append(self._rise(observation, watch, rising, dict(zip(names, values, strict=True)), lows))
         if self.parameters.crossing is not None:
             scores = np.where(usable, self.parameters.crossing.score(heads, self.capability), np.nan)
             moved = self._advance("selectivity_crossing", self.parameters.crossing.rule, names, at, scores)
@@ -585,34 +622,33 @@ class EarlyWarning:
             moved[machines[name].update(at, float(value))].append(name)
         return moved
 
-    def _minima(self, kind: str, names: Iterable[str]) -> dict[str, float]:
-        machines = self._heads.get(kind, {})
-        return {name: machine.minimum for name, machine in machines.items() if isinstance(machine, RiseDetector)}
+    def _minima(self, name: str) -> dict[str, float]:
+        machines = self._heads.get(name, {})
+        return {head: machine.minimum for head, machine in machines.items() if isinstance(machine, RiseDetector)}
 
     def _rise(
         self,
         observation: Observation,
-        kind: str,
-        name: str,
-        rule: Rule,
+        watch: Watch,
         rising: list[str],
         values: Mapping[str, float],
         lows: Mapping[str, float],
     ) -> Event:
         detail: dict[str, Any] = {"values": {head: float(values[head]) for head in rising}}
-        if isinstance(rule, RiseRule):
+        if isinstance(watch.rule, RiseRule):
             detail["minima"] = {head: lows[head] for head in rising}
             said = [f"{head} {values[head]:.3g} ({values[head] / lows[head]:.1f} x its minimum)" for head in rising]
         else:
-            detail["bar"] = rule.bar
+            detail["bar"] = watch.rule.bar
             said = [f"{head} {values[head]:.3g}" for head in rising]
         return self._event(
             observation,
-            kind,
+            watch.kind,
             tuple(rising),
+            capability=watch.capability,
             direction="up",
             value=max(detail["values"].values()),
-            text=f"{_UNITS[name]} rises: {', '.join(said)}",
+            text=f"{_UNITS[watch.signal]} rises: {', '.join(said)}",
             detail=detail,
         )
 
@@ -641,17 +677,18 @@ class EarlyWarning:
         if direction != "up":
             return []
         text = f"first-token heads jump to {share:.1%} of all heads, {100 * gain:.0f} points a doubling of the tokens"
-        return [self._event(observation, "sink_transition", (), direction="up", value=share, text=text,
-                            detail={"gain": gain})]  # fmt: skip
+        fields = {"direction": "up", "value": share, "text": text, "detail": {"gain": gain}}
+        return [self._event(observation, "sink_transition", (), capability="first_token", **fields)]
 
-    def _event(self, observation: Observation, kind: str, heads: tuple[str, ...], **fields: Any) -> Event:
-        sink = kind == "sink_transition"
+    def _event(
+        self, observation: Observation, kind: str, heads: tuple[str, ...], capability: str | None = None, **fields: Any
+    ) -> Event:
         return Event(
             kind=kind,
             step=observation.step,
             tokens=observation.tokens,
             probe=observation.probe,
-            capability="first_token" if sink else self.capability,
+            capability=capability if capability is not None else self.capability,
             heads=heads,
             time=observation.time,
             **fields,
@@ -686,21 +723,19 @@ class EarlyWarning:
                 f"early warning: the saved state has format {state.get('format')!r}, this version reads "
                 f"{STATE_FORMAT}: resume with the version that wrote it, or start a new run_dir"
             )
-        rules: dict[str, Rule] = {kind: rule for kind, (_, rule) in self.parameters.rules().items()}
-        if self.parameters.crossing is not None:
-            rules["selectivity_crossing"] = self.parameters.crossing.rule
         before = WarningParameters.from_dict(state["parameters"])
-        same = {kind: rule for kind, (_, rule) in before.rules().items()}
-        if before.crossing is not None and before.crossing == self.parameters.crossing:
-            same["selectivity_crossing"] = before.crossing.rule
+        rules: dict[str, Rule] = {name: watch.rule for name, watch in self._watches.items()}
+        same = {name: watch.rule for name, watch in before.watches().items()}
+        if self.parameters.crossing is not None and before.crossing == self.parameters.crossing:
+            rules["selectivity_crossing"] = same["selectivity_crossing"] = self.parameters.crossing.rule
         self._axis = state["axis"]
         self._heads = {}
-        for kind, rule in rules.items():
-            if same.get(kind) != rule:
+        for name, rule in rules.items():
+            if same.get(name) != rule:
                 continue
-            machines = self._heads.setdefault(kind, {})
-            for name, saved in state["heads"].get(kind, {}).items():
-                machines[name] = detector(rule)
-                machines[name].load_state_dict(saved)
+            machines = self._heads.setdefault(name, {})
+            for head, saved in state["heads"].get(name, {}).items():
+                machines[head] = detector(rule)
+                machines[head].load_state_dict(saved)
         if self._sink is not None and state["sink"] is not None and before.sink == self.parameters.sink:
             self._sink.load_state_dict(state["sink"])

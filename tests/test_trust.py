@@ -44,7 +44,9 @@ def series(name: str = "run", **signals: np.ndarray) -> RunSeries:
     member = np.zeros((LOOKS, 6), dtype=bool)
     member[30:, :3] = True
     member[30:35, 3] = True
-    return RunSeries(name, 1e6 * SPACING ** np.arange(LOOKS), tuple(f"L1H{i}" for i in range(6)), signals, member)
+    return RunSeries(
+        name, 1e6 * SPACING ** np.arange(LOOKS), tuple(f"L1H{i}" for i in range(6)), signals, {"induction": member}
+    )
 
 
 def step(at: int, low: float, high: float, heads: list[int], count: int = 6) -> np.ndarray:
@@ -91,7 +93,7 @@ def test_the_first_right_alarm_counts_for_the_lead_and_false_ones_do_not() -> No
 
 def test_a_head_in_the_circuit_from_the_start_is_no_part_of_recall() -> None:
     run = series()
-    run.member[:, 5] = True
+    run.members["induction"][:, 5] = True
     found = judge([run], [], "hand")
     assert found.circuit == 3
     assert math.isnan(found.precision)
@@ -144,6 +146,30 @@ def test_lead_interval_needs_three_runs_and_covers_their_spread() -> None:
     assert math.isnan(judge(runs[:2], raised[:6], "hand").lead_ci[0])
 
 
+def test_a_precursor_is_judged_by_its_own_class_and_leads_the_circuit() -> None:
+    """Head 5 becomes a previous-token head at look 25; its alarm at look 12 is 18 looks ahead of the first member."""
+    run = series(previous_token=step(11, 1.0, 6.0, [4, 5]))
+    run.members["previous_token"] = np.zeros((LOOKS, 6), dtype=bool)
+    run.members["previous_token"][25:, 5] = True
+    precursor = Candidate("precursor", "previous_token", LevelRule(bar=3.0), "previous_token")
+    raised = replay([run], precursor)
+    assert [(alarm.head, alarm.look) for alarm in raised] == [(4, 12), (5, 12)]
+    found = judge([run], raised, "precursor", capability="previous_token")
+    assert (found.right, found.alarms, found.warned, found.circuit) == (1, 2, 1, 1)
+    assert found.lead == pytest.approx(SPACING**13)
+    assert found.circuit_lead == pytest.approx(SPACING**18)
+    assert (found.runs_warned, found.runs_formed) == (1, 1)
+
+
+def test_the_circuits_lead_is_of_the_first_right_alarm_in_each_run() -> None:
+    runs = [series(f"run-{i}") for i in range(3)]
+    raised = [Alarm(0, 0, 20), Alarm(0, 1, 15), Alarm(0, 4, 14), Alarm(1, 2, 30), Alarm(2, 4, 14)]
+    found = judge(runs, raised, "hand")
+    assert found.circuit_lead == pytest.approx((SPACING**15 + 1) / 2)  # 15 looks in run 0, none in run 1
+    assert found.circuit_lead_range == pytest.approx((1, SPACING**15))
+    assert (found.runs_warned, found.runs_formed) == (1, 3)
+
+
 # -- baselines --------------------------------------------------------------------------------------------------------
 
 
@@ -151,7 +177,7 @@ def test_random_times_hit_as_often_as_chance_says() -> None:
     """Right are the places of heads 0 to 3 at looks 13 to 30 (horizon 2 = 17 looks): 4 * 18 of all allowed ones."""
     run = series()
     raised = [Alarm(0, 0, 20)] * 3
-    allowed = int((~run.member[:-1]).sum())
+    allowed = int((~run.members["induction"][:-1]).sum())
     found = random_times([run], raised, horizon=2.0, draws=1000)
     assert found.alarms == 3
     assert found.precision == pytest.approx(4 * 18 / allowed, rel=0.1)
@@ -199,7 +225,10 @@ def test_pr_over_null_has_no_floor() -> None:
     names = {one.name: one for one in candidates()}
     assert names["pr_over_null"].rule.floor == 0
     assert names["pr_rise"].rule == RiseRule()
-    assert [one.name for one in candidates(WarningParameters(pr=None, content=None))] == ["attention_rise"]
+    assert [one.name for one in candidates(WarningParameters(pr=None, content=None))] == [
+        "attention_rise",
+        "previous_token_rise",
+    ]
 
 
 def test_the_operating_curve_goes_from_everything_to_nothing() -> None:
@@ -266,8 +295,8 @@ def test_a_record_is_read_as_series(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run-a", [look(i, mass) for i, mass in enumerate(MASSES)]))
     assert run.name == "run-a"
     assert run.heads == ("L0H0", "L1H0")
-    assert run.crossing.tolist() == [-1, 14]
-    assert run.final.tolist() == [False, True]
+    assert run.crossing().tolist() == [-1, 14]
+    assert run.final().tolist() == [False, True]
     assert run.signals["attention"][12] == pytest.approx([1.0, 0.06 * T])
     assert np.isnan(run.signals["pr_over_null"]).all()
     (row,) = [one for one in trust_table([run], candidates(), draws=5).rows if one.name == "attention_rise"]
@@ -279,7 +308,7 @@ def test_marked_and_non_finite_looks_neither_alarm_nor_count_as_members() -> Non
     looks[3] = look(3, 0.9, mark="duplicate of step 5")
     looks[5] = look(5, 0.9, finite=False)
     run = run_series("run", looks, T)
-    assert run.crossing.tolist() == [-1, 14]
+    assert run.crossing().tolist() == [-1, 14]
     assert np.isnan(run.signals["attention"][[3, 5]]).all()
 
 

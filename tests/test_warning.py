@@ -344,6 +344,30 @@ def test_each_kind_alarms_once_for_the_head_that_rises() -> None:
     assert by_kind["selectivity_crossing"].value == pytest.approx(0.9 * T)
 
 
+def test_a_previous_token_head_below_the_last_layer_is_a_precursor() -> None:
+    """The same rise in both layers: only the lower one has a head above it that could build on it."""
+    parameters = WarningParameters(pr=None, crossing=None, sink=None)
+    events, elsewhere = [], []
+    warning, other = EarlyWarning(T, parameters), EarlyWarning(T, parameters, capability="duplicate_token")
+    for i, step in enumerate(steps(20)):
+        look = observation(step)
+        previous = np.array([1.0, 6.0, 1.0, 6.0]) / T if i >= 10 else np.full(4, 1 / T)
+        heads = replace(
+            look.heads,
+            layer=np.array([0, 0, 1, 1]),
+            head=np.array([0, 1, 0, 1]),
+            attention={**look.heads.attention, "previous_token": previous},
+        )
+        look = replace(look, heads=heads)
+        events += warning.update(look)
+        elsewhere += other.update(look)
+    (event,) = events
+    assert (event.kind, event.capability, event.heads) == ("attention_rise", "previous_token", ("L0H1",))
+    assert event.value == pytest.approx(6.0)
+    assert event.step == steps(20)[11]
+    assert elsewhere == []  # induction alone is built on previous-token heads
+
+
 def test_heads_that_rise_together_share_one_event() -> None:
     warning = EarlyWarning(T)
     events = []
