@@ -34,6 +34,8 @@ Direction = Literal["up", "down", ""]
 
 #: A MAD of normal noise times this is its standard deviation.
 _MAD_TO_SD = 1.4826
+#: Logarithms are kept to so many digits: enough for any rule, and half the size of the saved state.
+_DIGITS = 6
 #: Usable observations before a rise can be told: with fewer the median is one of the values itself.
 _BEFORE_A_RISE = 3
 
@@ -182,13 +184,14 @@ class _RunningMinimum:
 class RiseDetector:
     """``RiseRule`` over one series; all values are kept as logarithms.
 
-    ``settled`` are the last values that are not part of a rise in question, and ``pending`` those that are.
+    ``settled`` are the last values that are not part of a rise in question, and ``pending`` the (position, value)
+    pairs that are. While there are any, what they are compared with stays as it was before them.
     """
 
     rule: RiseRule
     last: float | None = None
     settled: list[float] = field(default_factory=list)
-    pending: list[float] = field(default_factory=list)
+    pending: list[tuple[float, float]] = field(default_factory=list)
     episode: _Episode = field(default_factory=_Episode)
 
     def __post_init__(self) -> None:
@@ -201,9 +204,10 @@ class RiseDetector:
         if at is None or not (math.isfinite(value) and value > 0) or (self.last is not None and at <= self.last):
             return ""
         self.last = at
-        rule, y, ratio = self.rule, math.log(value), math.log(self.rule.ratio)
-        self._low.forget(at)
-        self._usual.forget(at)
+        rule, y, ratio = self.rule, round(math.log(value), _DIGITS), math.log(self.rule.ratio)
+        if not self.pending:
+            self._low.forget(at)
+            self._usual.forget(at)
         enter = (
             len(self.settled) >= _BEFORE_A_RISE
             and value >= rule.floor
@@ -211,15 +215,18 @@ class RiseDetector:
             and y >= self._usual.value + rule.deviations * self._noise()
         )
         direction = self.episode.advance(enter, y < self._low.value + rule.rearm * ratio, rule.persistence)
-        if enter and not self.episode.inside:
-            self.pending.append(y)
-        else:
-            self.settled = [*self.settled, *self.pending, y][-rule.history :]
-            self.pending = []
+        self.pending.append((at, y))
+        if not enter or self.episode.inside:
+            self._settle()
+        return direction
+
+    def _settle(self) -> None:
+        for at, y in self.pending:
+            self.settled = [*self.settled, y][-self.rule.history :]
+            self._low.add(at, y)
             if len(self.settled) >= _BEFORE_A_RISE:
                 self._usual.add(at, statistics.median(self.settled))
-        self._low.add(at, y)
-        return direction
+        self.pending = []
 
     @property
     def minimum(self) -> float:
@@ -240,7 +247,7 @@ class RiseDetector:
             "low": [list(item) for item in self._low.candidates],
             "usual": [list(item) for item in self._usual.candidates],
             "settled": list(self.settled),
-            "pending": list(self.pending),
+            "pending": [list(item) for item in self.pending],
             "episode": [self.episode.inside, self.episode.count],
         }
 
@@ -250,7 +257,7 @@ class RiseDetector:
         self._low.candidates = [(float(at), float(y)) for at, y in state["low"]]
         self._usual.candidates = [(float(at), float(y)) for at, y in state["usual"]]
         self.settled = [float(y) for y in state["settled"]]
-        self.pending = [float(y) for y in state["pending"]]
+        self.pending = [(float(at), float(y)) for at, y in state["pending"]]
         self.episode = _Episode(bool(state["episode"][0]), int(state["episode"][1]))
 
 

@@ -124,6 +124,13 @@ def test_a_finite_window_rearms_on_a_plateau() -> None:
     assert detect(log_spaced(180), pr, octaves=2.0) == [61, 121]
 
 
+@pytest.mark.parametrize("octaves", [math.inf, 0.5])
+def test_looks_further_apart_than_the_window_still_confirm_a_rise(octaves: float) -> None:
+    """Token counts double from look to look: the second high value is compared with what came before the first."""
+    pr = np.r_[np.full(5, 3.0), np.full(5, 9.0)]
+    assert detect(log_spaced(10, spacing=2.0), pr, octaves=octaves) == [6]
+
+
 def test_a_single_spike_never_alarms() -> None:
     pr = np.full(40, 3.0) * wobble(40)
     pr[20] = 30.0
