@@ -130,8 +130,12 @@ class SequentialRule:
 
     @property
     def first_rejects(self) -> bool:
-        """Whether a first look with no exceedance can reject within the level."""
-        return self.first_look < self.limit and 1 / (self.first_look + 1) <= self.alpha
+        """Whether there is a first look: it must fit the level and leave the last look some room to reject.
+
+        With fewer draws to make, one look at the end has more power.
+        """
+        left = self.alpha - 1 / (self.first_look + 1)
+        return self.first_look < self.limit and left > 0 and _most_exceedances(left, self.limit) >= 1
 
     @property
     def final_level(self) -> float:
@@ -141,23 +145,29 @@ class SequentialRule:
     @property
     def most_exceedances(self) -> int:
         """Most exceedances with which the last look still rejects; -1 where it never can."""
-        return math.floor(self.final_level * (self.limit + 1) + 1e-12) - 1
+        return _most_exceedances(self.final_level, self.limit)
 
     def decision(self, draws: int, exceedances: int) -> bool | None:
-        """True: rejected (the circuit is special); False: no rejection possible any more; None: go on."""
+        """True: rejected (the circuit is special); False: no rejection possible any more; None: go on.
+
+        Where no number of draws could ever reject, all sets are drawn, so that the reader sees them.
+        """
         if self.first_rejects and draws == self.first_look and exceedances == 0:
             return True
-        impossible = exceedances > self.most_exceedances
-        if impossible and (not self.first_rejects or draws >= self.first_look or exceedances > 0):
-            return False
         if draws >= self.limit:
             return exceedances <= self.most_exceedances
+        if exceedances > self.most_exceedances >= 0:
+            return False
         return None
 
     def next_round(self, draws: int) -> int:
         """How many draws to make before deciding again: rounds grow, and end on the looks."""
-        goal = self.first_look if draws < self.first_look <= self.limit else self.limit
+        goal = self.first_look if self.first_rejects and draws < self.first_look else self.limit
         return min(max(8, draws), goal - draws)
+
+
+def _most_exceedances(level: float, limit: int) -> int:
+    return math.floor(level * (limit + 1) + 1e-12) - 1
 
 
 # -- statistics over probe rows ---------------------------------------------------------------------------------------
