@@ -42,6 +42,10 @@ class TransferError(LoadError):
     """The Hub or the connection failed more often than the patience allows, or a file arrived damaged."""
 
 
+class Stopped(Exception):
+    """A transfer or a wait was given up because the replay ends."""
+
+
 @dataclass(frozen=True)
 class RemoteFile:
     """One file of a revision as the Hub lists it. ``sha256`` is known for LFS files (all weights), else None."""
@@ -209,6 +213,8 @@ class Hub:
                     handle.flush()
                     os.fsync(handle.fileno())
                     return
+                except Stopped:
+                    raise
                 except Exception as error:
                     handle.flush()
                     gained = handle.tell() > have

@@ -15,7 +15,7 @@ from typing import Any
 
 from spectral_monitor.errors import LoadError, ScheduleError
 from spectral_monitor.record import write_json
-from spectral_monitor.replay.hub import Hub, OfflineError, RemoteFile, RepositoryError
+from spectral_monitor.replay.hub import Hub, OfflineError, RemoteFile, RepositoryError, is_offline
 from spectral_monitor.replay.integrity import Comparison, Contents, Finding, compare, file_hashes
 from spectral_monitor.replay.loading import FLOAT32_BELOW, WeightPlan, choose_weights, files_to_fetch
 from spectral_monitor.replay.selection import Selection, find_preset, select_steps
@@ -265,6 +265,8 @@ class _Maker:
                 by_name, name, allow_pickle=self.allow_pickle, gguf_file=checkpoint.gguf_file or self.gguf_file
             )
         except LoadError as error:
+            if checkpoint.repo is not None and is_offline():
+                return Planned(checkpoint, SKIPPED, f"its weights are not in the local cache ({error})")
             return Planned(checkpoint, NO_WEIGHTS, str(error))
         size = sum(by_name[file].size for file in weights.files)
         fetch: tuple[RemoteFile, ...] = ()
