@@ -1,0 +1,5 @@
+"""``python -m spectral_monitor``."""
+
+from spectral_monitor.cli import main
+
+main()
