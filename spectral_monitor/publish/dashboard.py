@@ -22,7 +22,7 @@ NAME = "Spectral monitor"
 
 @dataclass(frozen=True)
 class Lines:
-    """A line plot over the monitor's step: of ``metrics`` (exact names), or of every metric that ``pattern`` matches."""
+    """A line plot over the monitor's step: of ``metrics`` (exact names), or of all that ``pattern`` matches."""
 
     title: str
     metrics: tuple[str, ...] = ()
@@ -101,11 +101,11 @@ def sections(heads: tuple[str, ...] = (), probe: str = names.DEFAULT_PROBE) -> t
             (
                 of_heads("Selectivity of flagged heads", "selectivity", log_y=True),
                 of_heads("Attention on the target, flagged heads", "attention"),
-                Lines("Heads over both bars", of("candidates/induction")),
-                Lines("Strongest head: attention", of("attention_max/induction")),
+                Lines("Heads over both bars", of("candidates")),
+                Lines("Strongest head: attention", of("attention_max")),
                 Lines(
                     "Strongest head: selectivity, and the noise floor",
-                    of("selectivity_max/induction", "null_p99"),
+                    of("selectivity_max", "null_p99"),
                     log_y=True,
                 ),
                 Lines("Effect beside its matched-random control (nats)", (effect, *control)),
@@ -147,7 +147,7 @@ def flagged_heads(run_dir: str | os.PathLike[str], max_keys: int = names.MAX_KEY
 
     record = RunRecord.open(run_dir)
     rows = Rows(max_keys)
-    rows.start({"run_dir": run_dir, "thresholds": record.run.get("thresholds")})
+    rows.start({**record.run, "run_dir": run_dir})
     for observation in record.observations():
         rows.observation(observation)
     return tuple(

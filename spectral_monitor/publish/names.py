@@ -56,9 +56,9 @@ OBSERVATION = (
         Metric(f"class_fraction/{name}", f"share of all heads classified as {name}")
         for name in (*CLASSES, UNCLASSIFIED)
     ),
-    Metric("attention_max/induction", "largest induction attention of a head (0 to 1)"),
-    Metric("selectivity_max/induction", "largest induction selectivity of a head"),
-    Metric("candidates/induction", "heads over the circuit's selectivity threshold and the attention floor"),
+    Metric("attention_max", "largest attention of a head on the probe's target class (0 to 1)"),
+    Metric("selectivity_max", "largest selectivity of a head for the probe's target class"),
+    Metric("candidates", "heads over the circuit's selectivity threshold and the attention floor"),
     Metric("heads_not_finite", "heads with NaN or infinity in their output; left out of every other number"),
     Metric("heads_dead", "heads whose output is zero: they have no effective rank"),
     Metric("null_p99", "99th percentile of the null selectivity: the model's noise floor"),

@@ -32,11 +32,22 @@ class Bars:
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> Bars:
-        """The monitor's own thresholds where it states them, else the recipe's."""
-        given = info.get("thresholds") or {}
-        if not isinstance(given, Mapping):
-            given = vars(given)
-        return cls(float(given.get("circuit", cls.selectivity)), float(given.get("min_attention", cls.attention)))
+        """The monitor's own thresholds (run.json, ``config``) where they are known, else the recipe's."""
+        config = info.get("config")
+        given = config.get("thresholds") if isinstance(config, Mapping) else None
+        given = given if isinstance(given, Mapping) else {}
+        return cls(float(given.get("member", cls.selectivity)), float(given.get("min_attention", cls.attention)))
+
+
+def target_of(observation: Observation, info: Mapping[str, Any] | None = None) -> str:
+    """The attention class that a probe is about: its capability, else the class of its name, else induction."""
+    probes = (info or {}).get("probes")
+    described = probes.get(observation.probe) if isinstance(probes, Mapping) else None
+    stated = described.get("capability") if isinstance(described, Mapping) else None
+    for name in (stated, observation.probe, names.DEFAULT_PROBE):
+        if isinstance(name, str) and name in observation.heads.attention:
+            return name
+    return next(iter(observation.heads.attention), names.DEFAULT_PROBE)
 
 
 class Rows:
@@ -63,6 +74,7 @@ class Rows:
         self._leads: dict[tuple[str, str], float] = {}
         self._probes: set[str] = set()
         self._seen: set[str] = set()
+        self._info: Mapping[str, Any] = {}
         self.stale: Event | None = None
 
     def start(self, info: Mapping[str, Any]) -> tuple[list[Event], list[Verdict]]:
@@ -70,7 +82,7 @@ class Rows:
 
         Returns the events and verdicts that the record holds already: they were announced, and are not again.
         """
-        self.bars = Bars.of(info)
+        self.bars, self._info = Bars.of(info), info
         events, verdicts = history_of(info)
         for event in events:
             self.event(event)
@@ -85,7 +97,7 @@ class Rows:
 
     def observation(self, observation: Observation) -> Row:
         """One row for one observation; numbers that are not finite are left out, never logged as 0."""
-        probe, heads = observation.probe, observation.heads
+        probe, heads, target = observation.probe, observation.heads, target_of(observation, self._info)
         self._open(probe)
         self._flag_candidates(observation)
         classes = heads.head_class
@@ -102,10 +114,10 @@ class Rows:
         }
         for name in (*CLASSES, UNCLASSIFIED):
             values[f"class_fraction/{name}"] = float(np.mean(classes == name)) if len(heads) else math.nan
-        if "induction" in heads.attention:
-            values["attention_max/induction"] = _reduce(np.max, heads.attention["induction"])
-            values["selectivity_max/induction"] = _reduce(np.max, heads.selectivity["induction"])
-            values["candidates/induction"] = float(np.count_nonzero(self._candidates(observation, "induction")))
+        if target in heads.attention:
+            values["attention_max"] = _reduce(np.max, heads.attention[target])
+            values["selectivity_max"] = _reduce(np.max, heads.selectivity[target])
+            values["candidates"] = float(np.count_nonzero(self._candidates(observation, target)))
         row = {names.metric(suffix, probe): value for suffix, value in values.items()}
         row |= self._alarm_counts(probe)
         row |= self._flagged_heads(observation)
@@ -176,13 +188,14 @@ class Rows:
         return True
 
     def _flag_candidates(self, observation: Observation) -> None:
-        if not observation.finite or "induction" not in observation.heads.selectivity:
+        target = target_of(observation, self._info)
+        if not observation.finite or target not in observation.heads.selectivity:
             return
-        found = np.flatnonzero(self._candidates(observation, "induction"))
-        strongest = found[np.argsort(-observation.heads.attention["induction"][found], kind="stable")]
+        found = np.flatnonzero(self._candidates(observation, target))
+        strongest = found[np.argsort(-observation.heads.attention[target][found], kind="stable")]
         all_heads = list(observation.heads)
         for index in strongest:
-            self.flag(str(all_heads[index]), "induction", observation.probe)
+            self.flag(str(all_heads[index]), target, observation.probe)
 
     def _candidates(self, observation: Observation, target: str) -> np.ndarray:
         heads = observation.heads

@@ -20,7 +20,7 @@ from spectral_monitor.heads import Head
 from spectral_monitor.observation import CLASSES, UNCLASSIFIED, Event, Observation, Verdict
 from spectral_monitor.publish.follow import Follower, Snapshot
 from spectral_monitor.publish.names import PublishError
-from spectral_monitor.publish.rows import Bars
+from spectral_monitor.publish.rows import Bars, target_of
 from spectral_monitor.record import dumps
 
 PORT = 8321
@@ -157,11 +157,12 @@ class _Handler(BaseHTTPRequestHandler):
         """Every head of one look: ``?probe=induction&step=512``."""
         try:
             probe, step = query["probe"][0], int(query["step"][0])
-            found = next(seen for seen in self.server.snapshot().of(probe) if seen.step == step)
+            snapshot = self.server.snapshot()
+            found = next(seen for seen in snapshot.of(probe) if seen.step == step)
         except (KeyError, ValueError, StopIteration):
             self._json(HTTPStatus.NOT_FOUND, b'{"error": "no such observation"}')
             return
-        self._json(HTTPStatus.OK, dumps(look_data(found), indent=None).encode())
+        self._json(HTTPStatus.OK, dumps(look_data(found, snapshot.run), indent=None).encode())
 
     def _report(self) -> None:
         from spectral_monitor.publish.report import build_report
@@ -231,10 +232,10 @@ def live_data(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def look_data(observation: Observation) -> dict[str, Any]:
+def look_data(observation: Observation, run: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """All heads of one look."""
     heads = observation.heads
-    target = _target(observation)
+    target = target_of(observation, run)
     return {
         "step": observation.step,
         "probe": observation.probe,
@@ -265,7 +266,7 @@ def _probe(snapshot: Snapshot, probe: str) -> dict[str, Any]:
 
     return {
         "name": probe,
-        "target": _target(last),
+        "target": target_of(last, snapshot.run),
         "fingerprint": last.fingerprint,
         "rows": last.metrics.rows,
         "length": described.get("length") if isinstance(described, Mapping) else None,
@@ -307,7 +308,7 @@ def _probe(snapshot: Snapshot, probe: str) -> dict[str, Any]:
 def _followed(snapshot: Snapshot, seen: Sequence[Observation]) -> list[dict[str, Any]]:
     """The heads worth a line each, with their series."""
     last = seen[-1]
-    target = _target(last)
+    target = target_of(last, snapshot.run)
     reasons: dict[str, str] = {}
     for verdict in reversed(snapshot.verdicts):
         if verdict.probe == last.probe:
@@ -384,11 +385,6 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "top1": {condition.name: _number(condition.top1) for condition in verdict.conditions},
         "random_top1": [_number(draw.top1) for draw in verdict.random],
     }
-
-
-def _target(observation: Observation) -> str:
-    classes = observation.heads.attention
-    return observation.probe if observation.probe in classes else "induction"
 
 
 def _described(model: Any) -> str:

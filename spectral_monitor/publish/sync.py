@@ -57,7 +57,7 @@ def sync(
     run = _open(wandb, project, entity, run_id, name or record.run_dir.name, offline)
     try:
         publisher = WandbPublisher(run, axis="own", own_rows=True, alerts=alerts, max_keys=max_keys)
-        publisher.start({"probes": record.probes, "thresholds": record.run.get("thresholds")})
+        publisher.start(record.run)  # without run_dir: nothing was announced in this run before
         for verdict in verdicts:
             for head in verdict.heads:
                 publisher.rows.flag(head, verdict.capability, verdict.probe)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from spectral_monitor.observation import Event, Observation, Verdict
 from spectral_monitor.publish import names
 from spectral_monitor.publish.alerts import Alert, AlertBox
+from spectral_monitor.publish.guarded import guarded
 from spectral_monitor.publish.rows import Row, Rows
 from spectral_monitor.publish.wandb import WandbPublisher
 
@@ -57,6 +58,15 @@ class _RowPublisher:
         if self._alerts:
             for alert in alerts:
                 self._send_alert(alert)
+
+
+def joining(present: Iterable[Any] = ()) -> tuple[Any, ...]:
+    """Guarded publishers for whichever W&B and trackio runs are active when something is to be said.
+
+    They open no run and import neither package; a kind that ``present`` has already is left out.
+    """
+    kinds = {type(getattr(publisher, "inner", publisher)) for publisher in present}
+    return guarded([make() for make in (WandbPublisher, TrackioPublisher) if make not in kinds])
 
 
 class AcceleratePublisher(_RowPublisher):

@@ -192,7 +192,7 @@ class WandbPublisher:
         """Whether the Trainer's callback has declared its axis for the whole run (it then also filled the config)."""
         if self._axis != "auto":
             return self._axis == "trainer"
-        if self._info.get("attach") not in (None, "trainer"):
+        if self._info.get("attached_to") not in (None, "transformers.Trainer"):
             return False
         config = getattr(run, "config", {})
         with contextlib.suppress(Exception):

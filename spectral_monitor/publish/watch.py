@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from spectral_monitor.errors import RecordError
 from spectral_monitor.heads import Head
 from spectral_monitor.observation import CLASSES, DEAD, NOT_FINITE, UNCLASSIFIED, Observation
 from spectral_monitor.publish.follow import Follower, Snapshot
-from spectral_monitor.publish.rows import Bars
+from spectral_monitor.publish.rows import Bars, target_of
 from spectral_monitor.publish.tables import show, tokens_text
 from spectral_monitor.publish.terminal import event_line, sparkline, verdict_line
 
@@ -118,7 +118,7 @@ def _all_lines(snapshot: Snapshot) -> list[tuple[str, str]]:
     for seen in snapshot.observations:
         leading = "  ".join(
             f"{name} {show(attention, '.3f')} ({show(selectivity, '.1f')}x, PR {show(pr, '.1f')})"
-            for name, pr, attention, selectivity in _leading(seen, 3)
+            for name, pr, attention, selectivity in _leading(seen, 3, snapshot.run)
         )
         finite = "" if seen.finite else "  NOT FINITE"
         tokens = f"  {tokens_text(seen.tokens):>6} tokens" if seen.tokens is not None else ""
@@ -285,7 +285,7 @@ def _heads(snapshot: Snapshot, seen: Sequence[Observation], count: int, width: i
     from rich.text import Text
 
     last = seen[-1]
-    target = _target(last)
+    target = target_of(last, snapshot.run)
     bars = Bars.of(snapshot.run)
     members = {head for verdict in snapshot.verdicts if verdict.probe == last.probe for head in verdict.heads}
     wide = width >= 96
@@ -299,7 +299,7 @@ def _heads(snapshot: Snapshot, seen: Sequence[Observation], count: int, width: i
         table.add_column("attention so far", no_wrap=True)
     table.add_column("selectivity", justify="right", no_wrap=True)
     table.add_column("class", no_wrap=True)
-    leading = _leading(last, count)
+    leading = _leading(last, count, snapshot.run)
     indices = [last.heads.index(Head.parse(name)) for name, *_ in leading]
     ranks = [_at(one, index, "pr") for one in seen for index in indices]
     top = max((rank for rank in ranks if math.isfinite(rank)), default=1.0)
@@ -320,23 +320,12 @@ def _heads(snapshot: Snapshot, seen: Sequence[Observation], count: int, width: i
     return table
 
 
-def _target(observation: Observation) -> str:
-    classes = observation.heads.attention
-    return (
-        observation.probe
-        if observation.probe in classes
-        else "induction"
-        if "induction" in classes
-        else next(iter(classes))
-    )
-
-
-def _leading(observation: Observation, count: int) -> list[tuple[str, float, float, float]]:
+def _leading(observation: Observation, count: int, run: Mapping[str, Any]) -> list[tuple[str, float, float, float]]:
     """Name, PR, attention and selectivity of the ``count`` heads that attend most to the target, most first."""
     heads = observation.heads
     if not heads.attention:
         return []
-    target = _target(observation)
+    target = target_of(observation, run)
     attention, selectivity = heads.attention[target], heads.selectivity[target]
     names = list(heads)
     order = np.argsort(-np.nan_to_num(attention, nan=-1.0), kind="stable")[:count]

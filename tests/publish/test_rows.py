@@ -86,7 +86,7 @@ def test_a_head_below_the_attention_floor_is_no_candidate() -> None:
         selectivity={**heads.selectivity, "induction": np.full(8, 1e6)},
     )
     row = Rows().observation(dataclasses.replace(seen, heads=faint))
-    assert row["spectral_monitor/candidates/induction"] == 0
+    assert row["spectral_monitor/candidates"] == 0
     assert not [key for key in row if "/head/" in key]
 
 
@@ -147,7 +147,9 @@ def test_verdict_shows_the_spread_of_its_control() -> None:
 def test_counts_go_on_from_the_record(tmp_path) -> None:
     make.record(tmp_path / "run")
     rows = Rows()
-    events, verdicts = rows.start({"run_dir": tmp_path / "run", "thresholds": {"circuit": 20.0, "min_attention": 0.1}})
+    events, verdicts = rows.start(
+        {"run_dir": tmp_path / "run", "config": {"thresholds": {"member": 20.0, "min_attention": 0.1}}}
+    )
     assert len(events) == 3 and len(verdicts) == 1
     assert (rows.bars.selectivity, rows.bars.attention) == (20.0, 0.1)
     row = rows.observation(make.observation(40, formed=1.0))

@@ -197,7 +197,7 @@ def test_joins_the_run_that_comes_later_and_finishes_none(monkeypatch: pytest.Mo
 def test_other_runs_with_the_trainers_config_do_not_get_its_axis(run: make.StrictRun) -> None:
     run.config.update({"report_to": ["wandb"]})
     publisher = WandbPublisher()
-    publisher.start({"attach": "accelerate"})
+    publisher.start({"attached_to": "accelerate"})
     publisher.observation(make.observation(1))
     assert run.calls[0]["commit"] is False
 
