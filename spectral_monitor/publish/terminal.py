@@ -142,12 +142,8 @@ class TerminalPublisher:
 
     def event(self, event: Event) -> None:
         """Show what happened; it stays in view until newer events push it out."""
-        if event.kind == "selectivity_crossing" and event.probe:
-            view = self._view(event.probe)
-            if event.capability in ("", view.capability):
-                names = set(view.circuit)
-                names = names - set(event.heads) if event.direction == "down" else names | set(event.heads)
-                view.circuit = tuple(sorted(names, key=Head.parse))
+        if event.kind == "candidates_changed" and event.probe:
+            self._view(event.probe).circuit = event.heads
         self._message(event_line(event))
 
     def verdict(self, verdict: Verdict) -> None:

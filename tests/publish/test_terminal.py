@@ -92,13 +92,12 @@ def test_the_rise_of_a_head_is_measured_against_its_own_lowest_pr() -> None:
     assert row.rise == pytest.approx(second.heads.pr[at] / first.heads.pr[at])
 
 
-def test_crossings_up_and_down_mark_and_unmark_a_head() -> None:
+def test_the_latest_candidates_are_marked() -> None:
     publisher, _ = plain()
     publisher.observation(factories.observation(16, formed=0.9))
-    publisher.event(factories.event("selectivity_crossing", 16, ("L1H0", "L1H2")))
-    publisher.event(factories.event("selectivity_crossing", 20, ("L1H2",), direction="down"))
-    members = {str(row.head) for row in publisher.probes["induction"].rows(8) if row.member}
-    assert members == {"L1H0"}
+    publisher.event(factories.event("candidates_changed", 16, ("L1H0", "L1H2")))
+    publisher.event(factories.event("candidates_changed", 20, ("L1H0",)))
+    assert [str(row.head) for row in publisher.probes["induction"].rows(8) if row.member] == ["L1H0"]
 
 
 def test_a_probe_without_its_class_shows_accuracy_and_no_heads() -> None:

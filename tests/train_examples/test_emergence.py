@@ -1,0 +1,84 @@
+"""The small recipes: seeded models and data, a Trainer as a user would write it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from train_examples.emergence import (
+    RECIPES,
+    RecipeError,
+    build_dataset,
+    build_model,
+    build_optimizer,
+    recipe_named,
+    train,
+    training_arguments,
+)
+
+SMALL = dataclasses.replace(RECIPES["emergence"], heads=4, width=32, mlp_width=32, length=16, batch=4, steps=3)
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_the_seed_decides_the_weights_and_the_callers_random_state_is_left_alone(name: str) -> None:
+    before = torch.random.get_rng_state()
+    one, same, other = (build_model(RECIPES[name], seed).state_dict() for seed in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(torch.equal(one[key], same[key]) for key in one)
+    assert any(not torch.equal(one[key], other[key]) for key in one)
+
+
+def test_gains_spread_the_last_layers_queries_and_keys_only() -> None:
+    plain = dataclasses.replace(SMALL, attention_gains=None)
+    spread, flat = (build_model(recipe, 0).state_dict() for recipe in (SMALL, plain))
+    name = "gpt_neox.layers.1.attention.query_key_value.weight"
+    ratio = (spread[name] / flat[name]).view(4, 3, 8, 32)
+    gains = sorted(ratio[:, 0, 0, 0].tolist())
+    assert gains == pytest.approx([0.8 * 10 ** (n / 3) for n in range(4)], rel=1e-4)
+    assert torch.allclose(ratio[:, 1], ratio[:, 0], rtol=1e-4)
+    assert torch.allclose(ratio[:, 2], torch.ones(4, 8, 32))
+    assert all(torch.equal(spread[key], flat[key]) for key in flat if key != name)
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_the_optimizer_holds_every_parameter_once(name: str) -> None:
+    model = build_model(RECIPES[name], 0)
+    groups = build_optimizer(RECIPES[name], model).param_groups
+    held = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(held) == sorted({id(parameter) for parameter in model.parameters()})
+    assert len(groups) == (2 if RECIPES[name].attention_gains else 1)
+
+
+def test_a_run_sees_each_row_once_and_repeats_to_the_bit(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    class Count(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            seen.append(state.num_input_tokens_seen)
+
+    assert len(build_dataset(SMALL, 0)) == 12
+    first = train(SMALL, 0, None, tmp_path / "a", callbacks=[Count()])
+    again = train(SMALL, 0, None, tmp_path / "b")
+    assert seen == [64, 128, 192]
+    weights, same = first.model.state_dict(), again.model.state_dict()
+    assert all(torch.equal(weights[key], same[key]) for key in weights)
+
+
+def test_the_learning_rate_falls_only_at_the_end(tmp_path: Path) -> None:
+    recipe = dataclasses.replace(SMALL, steps=200)
+    arguments = training_arguments(recipe, 0, None, tmp_path)
+    assert arguments.lr_scheduler_kwargs["num_decay_steps"] == 50
+    constant = training_arguments(RECIPES["all-join"], 0, None, tmp_path)
+    assert str(constant.lr_scheduler_type.value) == "constant_with_warmup"
+
+
+def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="choose one of emergence"):
+        recipe_named("nonsense")
+    with pytest.raises(RecipeError, match="at least one step"):
+        training_arguments(SMALL, 0, 0, tmp_path)

@@ -1,0 +1,297 @@
+"""Small models that are trained from scratch in about two minutes on two CPU cores, until induction has formed or not.
+
+``RECIPES`` names three of them. Everything is what a user would write: a config, a seeded Dataset, a
+``transformers.Trainer``. The monitor is attached by the caller (``callbacks=[SpectralMonitorCallback()]``).
+
+What is planted, to be said wherever a result is shown: see ``Recipe.planted`` of each.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spectral_monitor.errors import SpectralMonitorError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+
+    from train_examples.copy_process import CopyProcess, TokenRows
+
+
+class RecipeError(SpectralMonitorError, ValueError):
+    """A training recipe that does not exist, or a setting that it cannot be run with."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One small training run.
+
+    Attributes:
+        name: as given on the command line.
+        family: ``gpt_neox`` (rotary positions) or ``gpt2`` (learned absolute positions).
+        layers, heads, width, mlp_width: the model's shape.
+        vocabulary, length: token ids, and tokens a row (also the model's maximum).
+        batch: rows an optimizer step.
+        steps: the default number of optimizer steps.
+        init_std: standard deviation of the initial weights.
+        learning_rate: of AdamW (betas 0.9 and 0.98, weight decay 0.01), after 50 steps of warm-up.
+        attention_gains: (low, high): the initial query and key weights of the last layer's heads are multiplied by
+            gains from low to high in geometric steps, in an order drawn from the seed. None: left alone.
+        attention_learning_rate, attention_eps: learning rate factor and Adam epsilon of the last layer's query, key and
+            value weights. A large epsilon makes Adam's step proportional to the gradient, so that the gains last.
+        decay_from: fraction of the steps after which the learning rate falls linearly to 5%; None: constant.
+        planted: one sentence: what of the outcome is put in by hand.
+        expected: one sentence: what the monitor should find.
+    """
+
+    name: str
+    family: str
+    layers: int
+    heads: int
+    width: int
+    mlp_width: int
+    steps: int
+    planted: str
+    expected: str
+    vocabulary: int = 64
+    length: int = 64
+    batch: int = 64
+    init_std: float = 0.1
+    learning_rate: float = 3e-3
+    attention_gains: tuple[float, float] | None = None
+    attention_learning_rate: float = 1.0
+    attention_eps: float = 1e-8
+    decay_from: float | None = None
+
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            name="emergence",
+            family="gpt_neox",
+            layers=2,
+            heads=12,
+            width=192,
+            mlp_width=192,
+            steps=700,
+            init_std=0.07,
+            attention_gains=(0.8, 8.0),
+            attention_learning_rate=6.0,
+            attention_eps=2e-3,
+            decay_from=0.75,
+            planted=(
+                "when the circuit forms is learned; which heads of layer 1 form it is planted "
+                "(their query and key weights start smaller than the others')"
+            ),
+            expected="four or five of layer 1's twelve heads form the induction circuit; the verdict is causal",
+        ),
+        Recipe(
+            name="all-join",
+            family="gpt_neox",
+            layers=2,
+            heads=4,
+            width=64,
+            mlp_width=256,
+            steps=500,
+            planted="nothing but the data and a large initial scale",
+            expected="every head of layer 1 joins, so no matched control exists: no control possible",
+        ),
+        Recipe(
+            name="gpt2-no-induction",
+            family="gpt2",
+            layers=2,
+            heads=4,
+            width=64,
+            mlp_width=256,
+            steps=700,
+            planted="nothing but the data and a large initial scale",
+            expected="the task is learned by another mechanism: no head attends to the induction target, no circuit",
+        ),
+    )
+}
+
+
+def recipe_named(name: str) -> Recipe:
+    """The recipe of that name; RecipeError lists the names there are."""
+    if name not in RECIPES:
+        raise RecipeError(f"there is no recipe {name!r}: choose one of {', '.join(RECIPES)}")
+    return RECIPES[name]
+
+
+def language(recipe: Recipe) -> CopyProcess:
+    """The copy process that the recipe trains on."""
+    from train_examples.copy_process import CopyProcess
+
+    return CopyProcess(vocabulary=recipe.vocabulary, length=recipe.length)
+
+
+def build_model(recipe: Recipe, seed: int) -> PreTrainedModel:
+    """The untrained model; its weights depend on ``seed`` alone (the caller's random state is left as it was)."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _gpt2(recipe) if recipe.family == "gpt2" else _gpt_neox(recipe)
+        if recipe.attention_gains is not None:
+            _spread_attention_gains(model, recipe)
+    return model
+
+
+def _gpt_neox(recipe: Recipe) -> PreTrainedModel:
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    config = GPTNeoXConfig(
+        vocab_size=recipe.vocabulary,
+        hidden_size=recipe.width,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        intermediate_size=recipe.mlp_width,
+        max_position_embeddings=recipe.length,
+        initializer_range=recipe.init_std,
+        bos_token_id=None,
+        eos_token_id=None,
+        use_cache=False,
+    )
+    return GPTNeoXForCausalLM(config)
+
+
+def _gpt2(recipe: Recipe) -> PreTrainedModel:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=recipe.vocabulary,
+        n_embd=recipe.width,
+        n_layer=recipe.layers,
+        n_head=recipe.heads,
+        n_inner=recipe.mlp_width,
+        n_positions=recipe.length,
+        initializer_range=recipe.init_std,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+        use_cache=False,
+    )
+    return GPT2LMHeadModel(config)
+
+
+def _spread_attention_gains(model: Any, recipe: Recipe) -> None:
+    """Multiply the last layer's query and key weights, head by head, by gains from low to high in random order."""
+    import torch
+
+    assert recipe.attention_gains is not None
+    low, high = recipe.attention_gains
+    gains = torch.logspace(0, 1, recipe.heads, base=high / low) * low
+    gains = gains[torch.randperm(recipe.heads)]
+    size = recipe.width // recipe.heads
+    with torch.no_grad():
+        # GPT-NeoX keeps query, key and value of one head together: [heads, 3 * size, width].
+        weight = model.gpt_neox.layers[-1].attention.query_key_value.weight.view(recipe.heads, 3 * size, recipe.width)
+        weight[:, : 2 * size] *= gains[:, None, None]
+
+
+def build_dataset(recipe: Recipe, seed: int, steps: int | None = None) -> TokenRows:
+    """Rows for ``steps`` optimizer steps (default: the recipe's), each seen once; decided by ``seed`` alone."""
+    from train_examples.copy_process import TokenRows
+
+    return TokenRows(language(recipe).sample((steps or recipe.steps) * recipe.batch, seed))
+
+
+def build_optimizer(recipe: Recipe, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """AdamW; the last layer's query, key and value weights form a group of their own where the recipe asks for it."""
+    import torch
+
+    apart = f"layers.{recipe.layers - 1}.attention.query_key_value" if recipe.attention_gains is not None else None
+    groups: list[dict[str, Any]] = [
+        {"params": [p for name, p in model.named_parameters() if apart is None or apart not in name]}
+    ]
+    if apart is not None:
+        groups.append(
+            {
+                "params": [p for name, p in model.named_parameters() if apart in name],
+                "lr": recipe.learning_rate * recipe.attention_learning_rate,
+                "eps": recipe.attention_eps,
+            }
+        )
+    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+
+
+def training_arguments(
+    recipe: Recipe, seed: int, steps: int | None, out: str | os.PathLike[str], **options: Any
+) -> TrainingArguments:
+    """Arguments of the Trainer; ``options`` override what stands here (``report_to="wandb"``, ``use_cpu=False``)."""
+    from transformers import TrainingArguments
+
+    steps = recipe.steps if steps is None else steps
+    if steps < 1:
+        raise RecipeError(f"steps is {steps}: training needs at least one step")
+    schedule: dict[str, Any] = {"lr_scheduler_type": "constant_with_warmup"}
+    if recipe.decay_from is not None:
+        schedule = {
+            "lr_scheduler_type": "warmup_stable_decay",
+            "lr_scheduler_kwargs": {
+                "num_decay_steps": max(1, round(steps * (1 - recipe.decay_from))),
+                "decay_type": "linear",
+                "min_lr_ratio": 0.05,
+            },
+        }
+    return TrainingArguments(
+        **{
+            "output_dir": os.fspath(out),
+            "max_steps": steps,
+            "per_device_train_batch_size": recipe.batch,
+            "learning_rate": recipe.learning_rate,
+            "warmup_steps": min(50, steps),
+            "max_grad_norm": 1.0,
+            "seed": seed,
+            "data_seed": seed,
+            "logging_steps": 10,
+            "save_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+            "use_cpu": True,
+            "include_num_input_tokens_seen": "all",
+            **schedule,
+            **options,
+        }
+    )
+
+
+def train(
+    recipe: Recipe,
+    seed: int,
+    steps: int | None,
+    out: str | os.PathLike[str],
+    callbacks: Sequence[TrainerCallback] = (),
+    **options: Any,
+) -> Trainer:
+    """Train the recipe from scratch and return the Trainer when it is done.
+
+    Args:
+        recipe: one of ``RECIPES``.
+        seed: decides the initial weights, the data and their order.
+        steps: optimizer steps; None for the recipe's own number.
+        out: output directory of the Trainer.
+        callbacks: for example ``[SpectralMonitorCallback()]``.
+        options: further ``TrainingArguments``.
+    """
+    from transformers import PrinterCallback, Trainer
+
+    arguments = training_arguments(recipe, seed, steps, out, **options)
+    model = build_model(recipe, seed)
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=build_dataset(recipe, seed, steps),
+        optimizers=(build_optimizer(recipe, model), None),
+        callbacks=list(callbacks),
+    )
+    trainer.remove_callback(PrinterCallback)  # the Trainer puts it in where there is no progress bar
+    trainer.train()
+    return trainer

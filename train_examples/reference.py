@@ -1,0 +1,316 @@
+"""What the two reference scripts share: options with their presets, model, data and probes of one seed's run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from spectral_monitor.errors import SpectralMonitorError
+from train_examples.corpus import Corpus, TrainingRows, load_corpus, load_tokenizer
+from train_examples.key_retrieval import KeyRetrieval, key_retrieval, key_retrieval_probe
+
+if TYPE_CHECKING:
+    from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+
+    from spectral_monitor.probe import ProbeBatch
+
+PRESETS = ("full", "cpu")
+
+
+class OptionError(SpectralMonitorError, ValueError):
+    """Options of the reference run that do not go together."""
+
+
+@dataclass
+class ReferenceArguments:
+    """Options of the run beside the Trainer's own; the defaults shown are those of `--preset full`."""
+
+    preset: str = field(
+        default="full",
+        metadata={"help": "full: 51M parameters, for a GPU. cpu: the same code at a size for two CPU cores."},
+    )
+    data: str = field(
+        default="roneneldan/TinyStories",
+        metadata={
+            "help": "A data set's name on the Hub, a local .txt, .json, .jsonl or .parquet file or folder, or "
+            "`generated` (seeded stories, no download)."
+        },
+    )
+    text_column: str = field(default="text", metadata={"help": "Column with the text."})
+    tokenizer: str = field(
+        default="gpt2", metadata={"help": "Hub name or local folder, or `own`: a small BPE for the generated stories."}
+    )
+    vocabulary: int = field(default=1024, metadata={"help": "Largest size of the `own` tokenizer."})
+    family: str = field(
+        default="gpt2", metadata={"help": "gpt2 (learned positions) or gpt_neox (rotary positions, as Pythia)."}
+    )
+    layers: int = field(default=8, metadata={"help": "Number of layers."})
+    width: int = field(default=512, metadata={"help": "Hidden size."})
+    heads: int = field(default=16, metadata={"help": "Attention heads a layer."})
+    context: int = field(default=256, metadata={"help": "Tokens a row, and the model's longest context."})
+    init_std: float = field(default=0.02, metadata={"help": "Standard deviation of the initial weights."})
+    previous_token_bias: float = field(
+        default=0.0,
+        metadata={
+            "help": "gpt_neox only. Above 0: head 0 of layer 0 starts out attending to the previous token (its query and "
+            "key biases are set to this size). Planted, so that a small run need not wait for it."
+        },
+    )
+    code_share: float = field(default=0.10, metadata={"help": "Share of the rows that carry a secret code."})
+    code_words: int = field(default=512, metadata={"help": "Number of code words, one token each."})
+    gap: list[int] = field(
+        default_factory=lambda: [16, 96],
+        metadata={"help": "LOW HIGH: tokens between statement and question, LOW <= gap < HIGH."},
+    )
+    long_gap: list[int] = field(
+        default_factory=lambda: [120, 190],
+        metadata={"help": "LOW HIGH of the probe set with longer gaps than any in training."},
+    )
+    probe_rows: int = field(default=2000, metadata={"help": "Rows of each probe batch."})
+    seeds: list[int] = field(
+        default_factory=list,
+        metadata={"help": "Several seeds, one run after the other, each in OUTPUT_DIR/seed-N; default: --seed alone."},
+    )
+    stop_after: int = field(
+        default=0,
+        metadata={"help": "Stop after this step without changing the learning-rate schedule (to try out resuming)."},
+    )
+
+
+#: What `--preset` changes; anything given on the command line wins.
+_PRESETS: dict[str, dict[str, Any]] = {
+    "full": {
+        "max_steps": 10_000,
+        "per_device_train_batch_size": 64,
+        "learning_rate": 1e-3,
+        "weight_decay": 0.5,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.95,
+        "warmup_steps": 500,
+        "lr_scheduler_type": "cosine",
+        "logging_steps": 50,
+        "save_steps": 1000,
+        "save_total_limit": 2,
+    },
+    "cpu": {
+        "data": "generated",
+        "tokenizer": "own",
+        "vocabulary": 768,
+        "family": "gpt_neox",
+        "layers": 2,
+        "width": 128,
+        "heads": 8,
+        "context": 128,
+        "init_std": 0.08,
+        "previous_token_bias": 3.0,
+        "code_share": 0.5,
+        "code_words": 64,
+        "gap": [8, 48],
+        "long_gap": [56, 88],
+        "probe_rows": 256,
+        "max_steps": 1500,
+        "per_device_train_batch_size": 32,
+        "learning_rate": 3e-3,
+        "weight_decay": 0.1,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.98,
+        "warmup_steps": 50,
+        "lr_scheduler_type": "constant_with_warmup",
+        "logging_steps": 25,
+        "save_steps": 500,
+        "save_total_limit": 1,
+        "use_cpu": True,
+    },
+}
+
+
+def parser(description: str) -> HfArgumentParser:
+    """Parser of both groups of options; the Trainer's own are those of `transformers.TrainingArguments`."""
+    from transformers import HfArgumentParser, TrainingArguments
+
+    made = HfArgumentParser((ReferenceArguments, TrainingArguments), description=description)  # type: ignore[arg-type]
+    made.set_defaults(output_dir="tinystories", include_num_input_tokens_seen=True, report_to="none")
+    return made
+
+
+def parse(
+    made: HfArgumentParser, arguments: Sequence[str] | None = None
+) -> tuple[ReferenceArguments, TrainingArguments]:
+    """Options from the command line, on top of the chosen preset's.
+
+    Raises:
+        OptionError: no such preset, or a shape that makes no model.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    preset = _preset_of(arguments)
+    made.set_defaults(**_PRESETS[preset])
+    if preset == "full" and "--use_cpu" not in arguments:
+        made.set_defaults(bf16=_has_bf16())
+    options, training = made.parse_args_into_dataclasses(arguments)
+    for name in ("gap", "long_gap"):
+        if len(getattr(options, name)) != 2:
+            raise OptionError(f"--{name} takes two numbers, LOW HIGH")
+    if options.width % options.heads:
+        raise OptionError(f"a width of {options.width} cannot be shared by {options.heads} heads: choose a multiple")
+    if options.family not in ("gpt2", "gpt_neox"):
+        raise OptionError(f"there is no family {options.family!r}: choose gpt2 or gpt_neox")
+    return options, training
+
+
+def _preset_of(arguments: Sequence[str]) -> str:
+    preset = "full"
+    for index, argument in enumerate(arguments):
+        if argument == "--preset" and index + 1 < len(arguments):
+            preset = arguments[index + 1]
+        elif argument.startswith("--preset="):
+            preset = argument.removeprefix("--preset=")
+    if preset not in PRESETS:
+        raise OptionError(f"there is no preset {preset!r}: choose one of {', '.join(PRESETS)}")
+    return preset
+
+
+def _has_bf16() -> bool:
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+
+
+# -- one seed's run ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything of one seed's run but the loop."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    rows: TrainingRows
+    probes: tuple[ProbeBatch, ...]
+
+
+def build(options: ReferenceArguments, seed: int, rows: int) -> Setup:
+    """Model, data and probes of one run; ``rows`` training rows are wanted (generated data makes exactly so many).
+
+    The probe batches do not depend on ``seed``: runs of several seeds can be compared.
+
+    Raises:
+        DataError, ProbeError: the data or the probes cannot be built.
+    """
+    tokenizer = load_tokenizer(options.tokenizer, options.vocabulary)
+    corpus = load_corpus(options.data, tokenizer, options.context, rows, seed, options.text_column)
+    low, high = options.gap
+    task = key_retrieval(tokenizer, options.code_words, options.code_share, (low, high))
+    return Setup(
+        model=build_model(options, len(tokenizer), seed),
+        tokenizer=tokenizer,
+        rows=TrainingRows(corpus.train, task if task.share else None, seed),
+        probes=build_probes(options, tokenizer, task, corpus),
+    )
+
+
+def build_model(options: ReferenceArguments, vocabulary: int, seed: int) -> PreTrainedModel:
+    """The untrained model; its weights depend on ``seed`` alone."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if options.family == "gpt2":
+            return GPT2LMHeadModel(
+                GPT2Config(
+                    vocab_size=vocabulary,
+                    n_positions=options.context,
+                    n_embd=options.width,
+                    n_layer=options.layers,
+                    n_head=options.heads,
+                    initializer_range=options.init_std,
+                    resid_pdrop=0.0,
+                    embd_pdrop=0.0,
+                    attn_pdrop=0.0,
+                    bos_token_id=None,
+                    eos_token_id=None,
+                    use_cache=False,
+                )
+            )
+        model = GPTNeoXForCausalLM(
+            GPTNeoXConfig(
+                vocab_size=vocabulary,
+                max_position_embeddings=options.context,
+                hidden_size=options.width,
+                intermediate_size=4 * options.width,
+                num_hidden_layers=options.layers,
+                num_attention_heads=options.heads,
+                initializer_range=options.init_std,
+                rope_parameters={"rope_type": "default", "rope_theta": 10.0, "partial_rotary_factor": 0.5}
+                if options.previous_token_bias
+                else None,
+                bos_token_id=None,
+                eos_token_id=None,
+                use_cache=False,
+            )
+        )
+        if options.previous_token_bias:
+            plant_previous_token_head(model, options.previous_token_bias)
+        return model
+
+
+def plant_previous_token_head(model: Any, size: float) -> None:
+    """Set the query and key biases of L0H0 so that its rotary scores are largest one position back.
+
+    With rotary positions a constant key ``k`` and a constant query ``q`` score ``sum_i Re(q_i conj(k_i) e^(i f_i d))``
+    at distance ``d``, ``f_i`` the rotary frequencies; ``k_i = size`` and ``q_i = size * e^(-i f_i)`` peak at d = 1.
+    """
+    import torch
+
+    attention = model.gpt_neox.layers[0].attention
+    frequencies = model.gpt_neox.rotary_emb.inv_freq.float()
+    head_size, half = attention.head_size, len(frequencies)
+    with torch.no_grad():
+        bias = attention.query_key_value.bias  # [heads * 3 * head size]: query, key, value of head 0 come first
+        bias[:half] = size * torch.cos(frequencies)
+        bias[half : 2 * half] = -size * torch.sin(frequencies)
+        bias[head_size : head_size + half] = size
+
+
+def build_probes(
+    options: ReferenceArguments, tokenizer: PreTrainedTokenizerBase, task: KeyRetrieval, corpus: Corpus
+) -> tuple[ProbeBatch, ...]:
+    """Induction, key retrieval at the training gaps, and key retrieval at longer gaps."""
+    from spectral_monitor.probe import induction_probe
+
+    low, high = options.long_gap
+    length = options.context
+    filler = _fixed_filler(options, tokenizer, corpus)
+    return (
+        induction_probe(
+            rows=options.probe_rows, length=length, vocabulary=len(tokenizer), exclude=tokenizer.all_special_ids
+        ),
+        key_retrieval_probe(task, filler, options.probe_rows, length),
+        key_retrieval_probe(task, filler, options.probe_rows, length, gap=(low, high), name="key_retrieval_long"),
+    )
+
+
+def _fixed_filler(options: ReferenceArguments, tokenizer: PreTrainedTokenizerBase, corpus: Corpus) -> Any:
+    """Text for the probes that is the same for every seed: held-out rows of the files, or stories of a fixed seed."""
+    if options.data != "generated":
+        return corpus.held_out
+    return load_corpus("generated", tokenizer, options.context, rows=1, seed=0).held_out
+
+
+def seeds_of(options: ReferenceArguments, training: TrainingArguments) -> list[int]:
+    """The seeds to run, in order."""
+    return list(options.seeds) or [training.seed]
+
+
+def rows_wanted(training: TrainingArguments) -> int:
+    """Rows that ``max_steps`` optimizer steps see once."""
+    if training.max_steps < 1:
+        raise OptionError(f"--max_steps is {training.max_steps}: the reference run counts in steps, give 1 or more")
+    return int(
+        training.max_steps
+        * training.train_batch_size
+        * training.gradient_accumulation_steps
+        * max(1, training.world_size)
+    )

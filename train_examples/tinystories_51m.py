@@ -1,0 +1,104 @@
+"""The reference run with the HuggingFace Trainer: a 51M-parameter GPT-2 on TinyStories, with a secret code to keep.
+
+One row in ten tells a secret code and asks for it later; the monitor rides along with three probe batches: induction,
+key retrieval, and key retrieval over longer gaps than any in training. All options of `transformers.TrainingArguments`
+work as usual, among them --output_dir, --max_steps, --bf16, --report_to wandb and --resume_from_checkpoint.
+
+    python -m train_examples.tinystories_51m --output_dir runs/full
+    python -m train_examples.tinystories_51m --preset cpu --seeds 42 271 149 --output_dir runs/cpu
+    python -m train_examples.tinystories_51m --data my_stories.txt --tokenizer gpt2 --output_dir runs/mine
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spectral_monitor.errors import SpectralMonitorError
+from train_examples.reference import OptionError, ReferenceArguments, build, parse, parser, rows_wanted, seeds_of
+
+if TYPE_CHECKING:
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line: 0 when every seed's run came to its end, 1 after a mistake in what was asked for."""
+    try:
+        options, training = parse(parser(__doc__ or ""), arguments)
+        seeds = seeds_of(options, training)
+        out = Path(training.output_dir or "tinystories")
+        for seed in seeds:
+            run(options, training, seed, out / f"seed-{seed}" if options.seeds else out)
+    except SpectralMonitorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def run(options: ReferenceArguments, training: TrainingArguments, seed: int, out: Path) -> Trainer:
+    """Train one seed to its end, with the monitor; the last checkpoint goes to ``out/final``."""
+    import transformers
+    from transformers import Trainer
+
+    from spectral_monitor.attach.trainer import SpectralMonitorCallback
+
+    arguments = copy.deepcopy(training)
+    arguments.output_dir, arguments.seed, arguments.data_seed = str(out), seed, seed
+    transformers.set_seed(seed)
+    setup = build(options, seed, rows_wanted(arguments))
+    parameters = sum(p.numel() for p in setup.model.parameters())
+    tokens = options.context * arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+    print(
+        f"seed {seed}: {parameters:,} parameters, {len(setup.tokenizer):,} tokens in the vocabulary, "
+        f"{tokens:,} tokens a step, {arguments.max_steps} steps, {len(setup.rows):,} rows",
+        flush=True,
+    )
+    callbacks: list[TrainerCallback] = [SpectralMonitorCallback(probes=setup.probes, run_dir=out / "spectral_monitor")]
+    if options.stop_after:
+        callbacks.append(stop_after(options.stop_after))
+    trainer = Trainer(
+        model=setup.model,
+        args=arguments,
+        train_dataset=setup.rows,
+        processing_class=setup.tokenizer,
+        callbacks=callbacks,
+    )
+    trainer.train(resume_from_checkpoint=_checkpoint(arguments, out))
+    if trainer.state.global_step >= arguments.max_steps:
+        trainer.save_model(str(out / "final"))
+    return trainer
+
+
+def stop_after(step: int) -> TrainerCallback:
+    """Ends the training after ``step``, with a checkpoint; the learning-rate schedule stays that of the whole run."""
+    from transformers import TrainerCallback
+
+    class StopAfter(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+            if state.global_step >= step:
+                control.should_training_stop = control.should_save = True
+            return control
+
+    return StopAfter()
+
+
+def _checkpoint(arguments: TrainingArguments, out: Path) -> str | None:
+    """``--resume_from_checkpoint``: a path, or ``last`` (also ``true``) for the newest checkpoint of the run."""
+    asked = arguments.resume_from_checkpoint
+    if asked is None or asked.lower() in ("", "false", "none"):
+        return None
+    if asked.lower() not in ("last", "true"):
+        return asked
+    from transformers.trainer_utils import get_last_checkpoint
+
+    found = get_last_checkpoint(str(out)) if out.is_dir() else None
+    if found is None:
+        raise OptionError(f"there is no checkpoint in {out} to resume from")
+    return str(found)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
