@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
 
+    from spectral_monitor.compare import Comparison
+    from spectral_monitor.interventions import Transplant
     from spectral_monitor.publish.tables import Table
+    from spectral_monitor.record import RunRecord
 
 RunDir = Annotated[Path, typer.Argument(help="Run directory: a live, replayed or imported record.", show_default=False)]
 Probe = Annotated[
@@ -53,6 +56,8 @@ JsonFile = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
     app.command("develop")(develop_command)
+    app.command("compare")(compare_command)
+    app.command("calibrate")(calibrate_command)
     app.command("report")(report_command)
     app.command("import")(import_command)
     app.command("export")(export_command)
@@ -159,6 +164,169 @@ def report_command(
             found = develop(record, probe, capability, phases)
             verdicts = [verdict for verdict in record.verdicts() if verdict.probe == found.series.probe]
             _write_figures(found, verdicts, record.events(), figures)
+
+
+def compare_command(
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Two or more run directories.", show_default=False)
+    ],
+    json_file: JsonFile = None,
+    probe: Probe = None,
+    capability: Capability = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            help="Model of each run, in the same order (folder, GGUF file or Hub id): adds the transplant test, every "
+            "run's circuit ablated in every run's model.",
+            show_default=False,
+        ),
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option("--rows", help="Transplant: use the first so many probe rows.", min=2)
+    ] = None,
+    draws: Annotated[int, typer.Option("--draws", help="Transplant: matched-random draws at most.", min=1)] = 64,
+    mode: Annotated[str, typer.Option("--mode", help="Transplant: zero or mean ablation.")] = "zero",
+) -> None:
+    """Do several runs (seeds, data, sizes) form the same circuits at the same time?
+
+    Overlap of circuits is Jaccard, beside the value expected by chance. Runs with different probe batches do not
+    compare.
+    """
+    with _one_sentence():
+        from dataclasses import asdict
+
+        from spectral_monitor.compare import compare
+        from spectral_monitor.errors import RecordError
+        from spectral_monitor.publish.model_tables import tables_of_comparison, transplant_table
+        from spectral_monitor.record import RunRecord
+
+        records = [RunRecord.open(path) for path in run_dirs]
+        found = compare(records, probe, capability)
+        moved = []
+        if model:
+            if len(model) != len(records):
+                raise RecordError(f"{len(records)} runs and {len(model)} models: give --model once a run, in order")
+            moved = _transplant(records, found, model, probe, rows, draws, mode)
+        if json_file is not None:
+            plain = found.to_json()
+            if model:
+                plain["transplant"] = [asdict(entry) for entry in moved]
+            _write_json(json_file, plain)
+        console = _console()
+        tables = tables_of_comparison(found)
+        if moved:
+            tables.append(transplant_table(moved))
+        for table in tables:
+            console.print()
+            console.print(rich_table(table))
+            if table.note:
+                console.print(table.note, style="dim", highlight=False)
+        for note in found.notes:
+            console.print(f"Note: {note}", style="dim", highlight=False)
+
+
+def _transplant(
+    records: list[RunRecord],
+    found: Comparison,
+    models: list[str],
+    probe: str | None,
+    rows: int | None,
+    draws: int,
+    mode: str,
+) -> list[Transplant]:
+    import numpy as np
+
+    from spectral_monitor.causal import CheckOptions
+    from spectral_monitor.compare import probe_of
+    from spectral_monitor.interventions import transplant
+    from spectral_monitor.replay.loading import load_model
+
+    batch = probe_of(records[0], probe or "induction")
+    if rows is not None and rows < batch.rows:
+        batch = batch.take(np.arange(rows))
+    circuits = {name: run.final_circuits.get(run.series.capability, []) for name, run in found.runs.items()}
+    loaders = {
+        name: (lambda source=source: load_model(source, dtype="float32").model)
+        for name, source in zip(found.runs, models, strict=True)
+    }
+    options = CheckOptions(first_look=min(32, draws), max_draws=draws)
+    return transplant(circuits, loaders, batch, mode=mode, options=options, progress=_say)
+
+
+def calibrate_command(
+    model: Annotated[str, typer.Argument(help="Hub id, checkpoint folder or GGUF file.", show_default=False)],
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="Branch, tag or commit.", show_default=False)
+    ] = None,
+    gguf_file: Annotated[
+        str | None, typer.Option("--gguf-file", help="Name of the GGUF file in the folder.", show_default=False)
+    ] = None,
+    n: Annotated[int, typer.Option("--n", help="Probe rows.", min=2)] = 128,
+    seq_len: Annotated[int, typer.Option("--seq-len", help="Tokens a row.")] = 256,
+    protocol: Annotated[str, typer.Option("--protocol", help="published or default.")] = "published",
+    baseline: Annotated[str, typer.Option("--baseline", help="others, sampled or uniform.")] = "sampled",
+    null_draws: Annotated[
+        int, typer.Option("--null-draws", help="Random targets a head for the noise floor.", min=1)
+    ] = 500,
+    sweep: Annotated[
+        list[float] | None,
+        typer.Option("--sweep", help="Ablate all heads at or above this threshold; repeat it.", show_default=False),
+    ] = None,
+    composition: Annotated[
+        bool,
+        typer.Option("--composition", help="Previous-token circuit out: what happens to induction? And the reverse."),
+    ] = False,
+    composition_draws: Annotated[
+        int, typer.Option("--composition-draws", help="Matched-random sets whose effect on attention is read.", min=1)
+    ] = 19,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            "--text", help="Text file (an empty line ends a document): test the circuit on it.", show_default=False
+        ),
+    ] = None,
+    draws: Annotated[int, typer.Option("--draws", help="Matched-random draws at most.", min=1)] = 64,
+    mode: Annotated[str, typer.Option("--mode", help="zero or mean ablation.")] = "zero",
+    dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16 or auto.")] = "float32",
+    device: Annotated[str | None, typer.Option("--device", help="For example cuda:0.", show_default=False)] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Probe rows a micro-batch.", min=1)] = 16,
+    json_file: JsonFile = None,
+) -> None:
+    """Where the screen's bars stand on one model: noise floor, conserved fraction, threshold sweep, composition."""
+    with _one_sentence():
+        from spectral_monitor.calibrate import Job, run, to_json, tokenize
+        from spectral_monitor.publish.model_tables import tables_of_calibration
+        from spectral_monitor.replay.loading import load_model
+
+        documents = None if text is None else tokenize(text, model, revision, gguf_file)
+        loaded = load_model(model, revision=revision, gguf_file=gguf_file, dtype=dtype, device=device)
+        job = Job(
+            rows=n,
+            length=seq_len,
+            protocol=protocol,
+            baseline=baseline,
+            null_draws=null_draws,
+            draws=draws,
+            mode=mode,
+            batch_size=batch_size,
+            sweep=tuple(sorted(sweep or ())),
+            composition=composition,
+            composition_draws=composition_draws,
+        )
+        found = run(loaded, job, documents, "" if text is None else text.name, _say)
+        if json_file is not None:
+            _write_json(json_file, to_json(found))
+        console = _console()
+        for table in tables_of_calibration(found):
+            console.print()
+            console.print(rich_table(table))
+            if table.note:
+                console.print(table.note, style="dim", highlight=False)
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
 
 
 def import_command(

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import hypergeom
 
 from spectral_monitor.heads import Head
 
@@ -62,9 +61,9 @@ def overlap(a: Iterable[Head], b: Iterable[Head], heads: Iterable[Head]) -> Over
 
 
 def _overlaps(number: int, a: int, b: int) -> np.ndarray:
-    """Distribution of the overlap of an a-set and a random b-set among ``number`` heads."""
-    probabilities: np.ndarray = hypergeom.pmf(np.arange(min(a, b) + 1), number, a, b)
-    return probabilities
+    """Distribution of the overlap of an a-set and a random b-set among ``number`` heads (hypergeometric)."""
+    ways = [math.comb(a, shared) * math.comb(number - a, b - shared) for shared in range(min(a, b) + 1)]
+    return np.array([count / math.comb(number, b) for count in ways])
 
 
 def _mean_jaccard(distribution: np.ndarray, sizes: int) -> float:

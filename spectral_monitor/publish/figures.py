@@ -127,6 +127,8 @@ def headline(plt: Any, found: Development) -> Any:
                 point = (series.x[onset.index], values[onset.index, column])
                 axes.plot(*point, "o", mfc=filled, mec=COLOURS[number % 6], ms=5)
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else "")
         axes.set_ylabel(label)
         _time_axis(axes, found)
     if ratios is not None:
@@ -200,4 +202,4 @@ def _time_axis(axes: Any, found: Development) -> None:
 
 
 def _time(found: Development, value: float) -> str:
-    return tokens_text(value) if found.series.axis == "tokens" else f"{value:.0f}"
+    return tokens_text(value).replace(".0", "") if found.series.axis == "tokens" else f"{value:.0f}"

@@ -12,6 +12,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from html import escape
 from importlib.resources import files
@@ -58,7 +59,8 @@ def write_report(
         temporary.write_text(html, encoding="utf-8")
         temporary.replace(target)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise RecordError(
             f"report {target} cannot be written ({error.strerror or error}): choose another path"
         ) from error
