@@ -518,6 +518,37 @@ def operating_curve(
     return curve
 
 
+#: Sensitivities that are tried: multiples of a bar, or of what a ratio exceeds 1 by.
+GRID = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+
+
+def sensitivities(candidate: Candidate) -> list[float]:
+    """``GRID`` round the candidate's own sensitivity."""
+    own = candidate.sensitivity
+    if isinstance(candidate.rule, RiseRule):
+        return [1 + (own - 1) * factor for factor in GRID]
+    return [own * factor for factor in GRID]
+
+
+def choose(
+    runs: Sequence[RunSeries], candidate: Candidate, horizon: float = 2.0, precision: float = 0.8, recall: float = 0.8
+) -> Candidate:
+    """``candidate`` at the sensitivity that serves best on ``runs`` (report it on others).
+
+    The longest median lead of the circuit among those of at least that precision and recall; where none has both, the
+    greatest harmonic mean of the two. Of equals, the least sensitive.
+    """
+
+    def worth(found: Trust) -> tuple[float, float]:
+        p, r = (0.0 if math.isnan(x) else x for x in (found.precision, found.recall))
+        if p >= precision and r >= recall:
+            return 1.0, 0.0 if math.isnan(found.circuit_lead) else found.circuit_lead
+        return 0.0, 2 * p * r / (p + r) if p + r else 0.0
+
+    curve = operating_curve(runs, candidate, sensitivities(candidate), horizon)
+    return candidate.with_sensitivity(max(curve, key=lambda point: (worth(point[1]), point[0]))[0])
+
+
 COLUMNS = (
     "alarm",
     "right / alarms",

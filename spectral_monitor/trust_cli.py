@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from spectral_monitor.trust import Candidate, RunSeries, Trust
     from spectral_monitor.warning import WarningParameters
 
-#: Sensitivities of ``--curve``: multiples of the parameter's own value (of what it exceeds 1 by, for a ratio).
-_CURVE = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
-
 
 def register(app: typer.Typer) -> None:
     """Add ``warn`` to the program's commands."""
@@ -54,6 +51,15 @@ def warn(
             "--curve", metavar="NAME", help="Also the operating curve of one alarm, by its name in the table."
         ),
     ] = None,
+    choose_on: Annotated[
+        int | None,
+        typer.Option(
+            "--choose-on",
+            metavar="N",
+            min=1,
+            help="Choose each alarm's sensitivity (its ratio or bar) on the first N runs and report on the others.",
+        ),
+    ] = None,
     draws: Annotated[int, typer.Option("--draws", min=1, help="Draws of the random-times baseline.")] = 200,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     json_file: Annotated[
@@ -69,7 +75,7 @@ def warn(
     alarm has to beat: attention on the target itself at a low bar.
     """
     try:
-        _warn(run_dirs, probe, settings or [], horizon, curve, draws, markdown, json_file)
+        _warn(run_dirs, probe, settings or [], horizon, curve, choose_on, draws, markdown, json_file)
     except SpectralMonitorError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
@@ -81,6 +87,7 @@ def _warn(
     settings: list[str],
     horizon: float,
     curve: str | None,
+    choose_on: int | None,
     draws: int,
     as_markdown: bool,
     json_file: Path | None,
@@ -92,6 +99,15 @@ def _warn(
     crossing = parameters.crossing if parameters.crossing is not None else Crossing()
     runs = [trust.read_run(path, probe, crossing) for path in run_dirs]
     chosen = trust.candidates(parameters)
+    if choose_on is not None:
+        if choose_on >= len(runs):
+            raise ThresholdError(
+                f"--choose-on {choose_on} leaves none of {len(runs)} run(s) to report on: give more runs"
+            )
+        chosen = [trust.choose(runs[:choose_on], candidate, horizon) for candidate in chosen]
+        runs = runs[choose_on:]
+        said = ", ".join(f"{one.name} {_parameter(one)} {one.sensitivity:.3g}" for one in chosen)
+        typer.echo(f"Chosen on the first {choose_on} run(s): {said}.")
     picked = _picked(curve, chosen)
     table = trust.trust_table(runs, chosen, horizon, draws)
     if as_markdown:
@@ -99,9 +115,13 @@ def _warn(
     else:
         _print("Early warning: what its alarms were worth", trust.COLUMNS, trust.cells(table))
     typer.echo(_summary(runs, table.rows[0].resolution if table.rows else math.nan, horizon, crossing.selectivity))
-    result: dict[str, Any] = {"runs": [run.name for run in runs], **table.to_dict()}
+    result: dict[str, Any] = {
+        "runs": [run.name for run in runs],
+        "sensitivities": {one.name: {_parameter(one): one.sensitivity} for one in chosen},
+        **table.to_dict(),
+    }
     if picked is not None:
-        rows = trust.operating_curve(runs, picked, _sensitivities(picked), horizon)
+        rows = trust.operating_curve(runs, picked, trust.sensitivities(picked), horizon)
         lines = [(f"{value:.3g}", *_point(one)) for value, one in rows]
         columns = (_parameter(picked), "right / alarms", "precision", "recall", "lead", "false / 100 heads")
         _print(f"Operating curve of {picked.name}", columns, lines)
@@ -160,13 +180,6 @@ def _parameter(candidate: Candidate) -> str:
     from spectral_monitor.warning import RiseRule
 
     return "ratio" if isinstance(candidate.rule, RiseRule) else "bar"
-
-
-def _sensitivities(candidate: Candidate) -> list[float]:
-    own = candidate.sensitivity
-    if _parameter(candidate) == "ratio":
-        return [1 + (own - 1) * factor for factor in _CURVE]
-    return [own * factor for factor in _CURVE]
 
 
 def _summary(runs: list[RunSeries], resolution: float, horizon: float, selectivity: float) -> str:

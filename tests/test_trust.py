@@ -21,6 +21,7 @@ from spectral_monitor.trust import (
     RunSeries,
     candidates,
     cells,
+    choose,
     judge,
     markdown,
     operating_curve,
@@ -245,6 +246,20 @@ def test_the_operating_curve_goes_from_everything_to_nothing() -> None:
     assert [one.recall for _, one in curve] == [1.0, 1.0, 0.0]
 
 
+def test_choosing_takes_the_longest_lead_that_is_precise_enough() -> None:
+    """Content creeps up: heads 0 to 2 reach 0.05 at look 12, 0.1 at 18, 0.2 at 24, the others 0.05 at look 2."""
+    content = np.full((LOOKS, 6), 0.0)
+    for at, value in ((12, 0.05), (18, 0.1), (24, 0.2)):
+        content[at:, :3] = value
+    content[2:, 4:] = 0.05
+    runs = [series(f"run-{i}", content_share=content) for i in range(2)]
+    start = Candidate("content_rise", "content_share", LevelRule(bar=0.2))
+    assert choose(runs, start).rule == LevelRule(bar=0.1)  # 0.05 has the longer lead, and a precision of 3 in 5
+    assert choose(runs, start, precision=0.5).rule == LevelRule(bar=0.05)
+    content[18:, :] = 0.2  # nothing is precise enough any more: the best balance, the least sensitive of equals
+    assert choose(runs, start).rule == LevelRule(bar=0.2)
+
+
 def test_sensitivity_is_the_ratio_or_the_bar() -> None:
     pr, *_, attention = candidates()
     assert pr.with_sensitivity(2.5).rule == RiseRule(ratio=2.5)
@@ -368,6 +383,19 @@ def test_warn_prints_the_table_and_writes_the_numbers(tmp_path: Path) -> None:
     assert len(written["curve"]["points"]) == 7
 
 
+def test_warn_chooses_on_some_runs_and_reports_on_the_others(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"run-{i}", [look(n, mass) for n, mass in enumerate(MASSES)]) for i in range(3)]
+    out = tmp_path / "trust.json"
+    code, text = command(*runs, "--draws", 5, "--choose-on", 2, "--json", out)
+    assert code == 0
+    assert "Chosen on the first 2 run(s)" in text
+    assert "1 run(s), 2 heads" in text
+    written = json.loads(out.read_text())
+    assert written["runs"] == ["run-2"]
+    # 0.06 of the mass is 3.84 / T: the bar of 3 warns 3 looks ahead, the next lower ones no earlier.
+    assert written["sensitivities"]["attention_rise"]["bar"] == 3.0
+
+
 def test_warn_takes_other_parameters(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [look(n, mass) for n, mass in enumerate(MASSES)])
     code, text = command(run, "--markdown", "--draws", 5, "--set", "attention.bar=50", "--set", "pr.ratio=1.2")
@@ -392,6 +420,7 @@ def test_warn_takes_other_parameters(tmp_path: Path) -> None:
         (["--horizon", "1"], "horizon is 1"),
         (["--probe", "copying"], "no probe 'copying'"),
         (["--json", "{run}/nowhere/x.json"], "cannot be written"),
+        (["--choose-on", "1"], "leaves none of 1 run(s)"),
     ],
 )
 def test_a_users_mistake_is_one_sentence(tmp_path: Path, arguments: list[str], said: str) -> None:
