@@ -77,14 +77,9 @@ class SpectralMonitorCallback(TrainerCallback):  # type: ignore[misc]
             return
         if self.monitor.last_step != state.global_step:
             # The run ended before its planned last step: the end is looked at all the same.
-            self._guarded(
-                self.monitor.observe,
-                kwargs["model"],
-                state.global_step,
-                **self._where(args, state),
-                step=state.global_step,
-            )
-        self._guarded(self._end, step=state.global_step)
+            where = self._where(args, state)
+            self._guarded(self.monitor.observe, kwargs["model"], state.global_step, **where)
+        self._guarded(self._end)
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
