@@ -198,13 +198,15 @@ def _register() -> None:
         "spectral_monitor.doctor_cli",
         "spectral_monitor.publish.cli",
         "spectral_monitor.replay.cli",
-        "train_examples.cli",
     ):
         try:
             import_module(module).register(app)
         except ModuleNotFoundError as error:
             if error.name is None or not module.startswith(error.name):
                 raise
+    from train_examples.demo import demo
+
+    app.command()(demo)
 
 
 def main() -> None:
