@@ -13,21 +13,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
+from spectral_monitor import own_model
 from spectral_monitor.errors import CaptureError
 
 Kind = Literal["interface", "sdpa", "softmax"]
 AttentionFunction = Callable[..., Any]
 #: ``(module, call, original, args, kwargs) -> result``: what to do in place of one attention call.
 OnAttention = Callable[[nn.Module, AttentionFunction, tuple[Any, ...], dict[str, Any]], Any]
-#: ``(kind, args, kwargs)``: a softmax over scores or an SDPA call that did not come through the registry.
-OnTorchCall = Callable[[Kind, tuple[Any, ...], dict[str, Any]], None]
+#: ``(kind, original, args, kwargs) -> result``: what to do in place of a softmax over scores or an SDPA call.
+OnTorchCall = Callable[[Kind, AttentionFunction, tuple[Any, ...], dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,11 @@ class Anatomy:
 
 @contextmanager
 def interface_calls(on_attention: OnAttention) -> Iterator[None]:
-    """Route every attention function that a model looks up in transformers' registry through ``on_attention``.
+    """Route every attention function that announces itself through ``on_attention``.
 
-    The lookup itself is wrapped, so the delegate is exactly the function that the model would have called, whatever
-    its name, and neither the registry nor any config changes. Undone on exit.
+    These are the functions that a model looks up in transformers' registry, and those marked with
+    ``own_model.attention_function``. The lookup itself is wrapped, so the delegate is exactly the function that the
+    model would have called, whatever its name, and neither the registry nor any config changes. Undone on exit.
     """
     from transformers.modeling_utils import AttentionInterface
 
@@ -111,14 +114,16 @@ def interface_calls(on_attention: OnAttention) -> Iterator[None]:
         return attention
 
     AttentionInterface.get_interface = lookup  # type: ignore[method-assign]
+    own_model.watchers.append(on_attention)
     try:
         yield
     finally:
+        own_model.watchers.remove(on_attention)
         AttentionInterface.get_interface = original_lookup  # type: ignore[method-assign]
 
 
 class torch_calls(TorchFunctionMode):
-    """Tell ``on_call`` of every softmax over a score matrix and every SDPA call."""
+    """Route every softmax over a score matrix and every SDPA call through ``on_call``."""
 
     _SOFTMAX = (torch.softmax, torch.nn.functional.softmax, Tensor.softmax, torch.special.softmax)
 
@@ -129,16 +134,16 @@ class torch_calls(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.nn.functional.scaled_dot_product_attention:
-            self._on_call("sdpa", args, kwargs)
-        elif func in self._SOFTMAX:
+            return self._on_call("sdpa", func, args, kwargs)
+        if func in self._SOFTMAX:
             scores = args[0] if args else kwargs.get("input")
             if isinstance(scores, Tensor) and _is_score_matrix(scores):
-                self._on_call("softmax", args, kwargs)
+                return self._on_call("softmax", func, args, kwargs)
         return func(*args, **kwargs)
 
 
 def _is_score_matrix(scores: Tensor) -> bool:
-    return scores.dim() in (3, 4) and scores.shape[-2] > 1 and scores.shape[-1] >= scores.shape[-2]
+    return scores.dim() in (3, 4) and scores.shape[-2] > 1 and scores.shape[-1] == scores.shape[-2]
 
 
 # -- discovery --------------------------------------------------------------------------------------------------------
@@ -152,21 +157,26 @@ class _Found:
     call: int
     kind: Kind
     heads: int
-    value_dim: int | None
     path: str
     layer_path: str | None
-    scores: list[str] = field(default_factory=list)
+    run: int
+    marked: int
+    size: int | None = None
     projection: nn.Module | None = None
     projection_call: int = 0
     head_dim: int = 0
 
 
-def find_heads(model: nn.Module, run: Callable[[], object], batch: int) -> Anatomy:
+def find_heads(model: nn.Module, run: Callable[[], object], batch: int, length: int) -> Anatomy:
     """Watch one forward pass and return where the heads are.
+
+    The output projection of an attention is the first module with a matrix that its output reaches. That is followed
+    with forward-mode differentiation: the output of one head carries a tangent until a projection takes it. So a
+    gate that is computed next to the heads from an input of the same width is never taken for the projection.
 
     Args:
         model: the bare module (see ``guest.unwrap``), already in a ``guest`` context.
-        run: does one forward pass of ``batch`` rows.
+        run: does one forward pass of ``batch`` rows of ``length`` tokens.
 
     Raises:
         CaptureError: no softmax attention ran, or it ran in a way that cannot be read right; the message says which
@@ -177,22 +187,24 @@ def find_heads(model: nn.Module, run: Callable[[], object], batch: int) -> Anato
         raise CaptureError(
             f"{type(model).__name__} is an encoder-decoder model: only decoder-only (causal) language models are read"
         )
-    discovery = _Discovery(model, batch)
+    discovery = _Discovery(model, batch, length)
     with discovery.watching():
         run()
     return discovery.anatomy()
 
 
 class _Discovery:
-    def __init__(self, model: nn.Module, batch: int) -> None:
+    def __init__(self, model: nn.Module, batch: int, length: int) -> None:
         self._model = model
-        self._batch = batch
+        self._name = type(model).__name__
+        self._batch, self._length = batch, length
         self._stack: list[tuple[str, nn.Module]] = []
         self._calls: dict[int, int] = {}
         self._found: list[_Found] = []
         self._inside_interface = 0
         self._list_layers = _layer_paths(model)
-        self._ran: set[str] = set()
+        self._runs: list[str] = []
+        self._candidate: tuple[nn.Module, Tensor] | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -202,133 +214,225 @@ class _Discovery:
                 after = module.register_forward_hook(self._leaving, always_call=True)
                 stack.callback(before.remove)
                 stack.callback(after.remove)
+            stack.enter_context(forward_ad.dual_level())
             stack.enter_context(interface_calls(self._on_interface))
             stack.enter_context(torch_calls(self._on_torch))
             yield
 
-    def _entering(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    # -- modules ----------------------------------------------------------------------------------------------------
+
+    def _entering(self, name: str) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             self._calls[id(module)] = self._calls.get(id(module), 0) + 1
-            value = args[0] if args else next(iter(kwargs.values()), None)
-            if isinstance(value, Tensor):
-                self._offer_projection(name, module, value)
             self._stack.append((name, module))
             if name in self._list_layers:
-                self._ran.add(name)
+                self._runs.append(name)
+            value = args[0] if args else next(iter(kwargs.values()), None)
+            if not isinstance(value, Tensor) or not self._offer(name, module, value):
+                return None
+            plain = _without_tangent(value)
+            return ((plain, *args[1:]), kwargs) if args else (args, {**kwargs, next(iter(kwargs)): plain})
 
         return hook
 
-    def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leaving(self, module: nn.Module, args: Any, output: Any) -> Any:
         while self._stack and self._stack.pop()[1] is not module:
             pass
+        if self._candidate is None or self._candidate[0] is not module:
+            return None
+        self._candidate = None
+        return _without_tangents(output)
 
-    def _on_interface(self, module: nn.Module, original: AttentionFunction, args: Any, kwargs: Any) -> Any:
+    def _offer(self, name: str, module: nn.Module, value: Tensor) -> bool:
+        """Is ``module``, about to run on ``value``, the projection that the last attention call waits for?
+
+        A wrapper (LoRA, or a module that also adds the residual) counts as the projection as long as what it hands
+        on to the matrix inside is the value that it was given. True: the module holds the matrix itself.
+        """
+        found = self._found[-1] if self._found else None
+        if found is None or (found.projection is not None and self._candidate is None) or not _multiplies(module):
+            return False
+        tangent = forward_ad.unpack_dual(value).tangent
+        if tangent is None or not self._is_near(name, found):
+            return False
+        if self._candidate is None or not torch.equal(self._candidate[1], value):
+            if value.dim() < 2 or value.shape[-1] % found.heads:
+                return False
+            found.projection, found.head_dim = module, value.shape[-1] // found.heads
+            found.projection_call = self._calls[id(module)]
+            found.marked = _strongest_slice(tangent, found.heads)
+            if self._candidate is None:
+                self._candidate = (module, value)
+        return any(parameter.dim() >= 2 for parameter in module._parameters.values() if parameter is not None)
+
+    def _is_near(self, name: str, found: _Found) -> bool:
+        """Inside the attention module, or beside it within one layer."""
+        parent = found.path.rpartition(".")[0]
+        beside = parent != found.layer_path and name.startswith(f"{parent}.")
+        return name.startswith(f"{found.path}.") or found.path == "" or beside
+
+    # -- attention calls --------------------------------------------------------------------------------------------
+
+    def _on_interface(
+        self, module: nn.Module, original: AttentionFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         self._inside_interface += 1
         try:
             result = original(module, *args, **kwargs)
         finally:
             self._inside_interface -= 1
-        query = args[0] if args else kwargs["query"]
-        self._add(module, "interface", query.shape[1], result[0].shape[-1])
-        return result
+        query, key = (_argument(args, kwargs, place, name) for place, name in enumerate(("query", "key")))
+        self._check_square(module, query, key)
+        output = result[0] if isinstance(result, tuple) else result
+        self._add(module, "interface", query.shape[1])
+        marked = _with_tangent(output, dim=-2, index=query.shape[1] - 1)
+        return (marked, *result[1:]) if isinstance(result, tuple) else marked
 
-    def _on_torch(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _on_torch(self, kind: Kind, original: AttentionFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = original(*args, **kwargs)
         if self._inside_interface or not self._stack:
-            return
+            return result
+        module = self._stack[-1][1]
         if kind == "sdpa":
-            query, key, value = (_argument(args, kwargs, place, name) for place, name in enumerate(_QKV))
-            if query.dim() != 4 or query.shape[0] != self._batch or query.shape[-2] != key.shape[-2]:
-                return
-            self._add(self._stack[-1][1], "sdpa", query.shape[1], value.shape[-1])
-        else:
-            scores = _argument(args, kwargs, 0, "input")
-            if scores.shape[-2] != scores.shape[-1]:
-                return
-            heads = scores.shape[1] if scores.dim() == 4 else scores.shape[0] // self._batch
-            self._add(self._stack[-1][1], "softmax", heads, None)
+            query, key = (_argument(args, kwargs, place, name) for place, name in enumerate(("query", "key")))
+            if query.dim() != 4:
+                raise CaptureError(
+                    f"{self._name}: {self._path(module)} calls scaled_dot_product_attention on a query of shape "
+                    f"{tuple(query.shape)}: its heads are told apart only in [rows, heads, positions, head size]"
+                )
+            self._check_square(module, query, key)
+            self._add(module, "sdpa", query.shape[1])
+            return _with_tangent(result, dim=1, index=query.shape[1] - 1)
+        scores = _argument(args, kwargs, 0, "input")
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if scores.shape[-1] != self._length or dim not in (-1, scores.dim() - 1):
+            return result
+        if scores.dim() == 4:
+            if scores.shape[0] != self._batch:
+                return result
+            self._add(module, "softmax", scores.shape[1])
+            return _with_tangent(result, dim=1, index=scores.shape[1] - 1)
+        if scores.shape[0] % self._batch:
+            return result
+        heads = scores.shape[0] // self._batch
+        self._add(module, "softmax", heads)
+        return _with_tangent(result.view(self._batch, heads, *scores.shape[1:]), 1, heads - 1).view(scores.shape)
 
-    def _add(self, module: nn.Module, kind: Kind, heads: int, value_dim: int | None) -> None:
-        path = next((name for name, inside in reversed(self._stack) if inside is module), "")
+    def _check_square(self, module: nn.Module, query: Tensor, key: Tensor) -> None:
+        if query.shape[0] != self._batch or query.shape[-2] != self._length or key.shape[-2] != self._length:
+            raise CaptureError(
+                f"{self._name}: {self._path(module)} attends from {query.shape[-2]} to {key.shape[-2]} positions in "
+                f"{query.shape[0]} rows, shown {self._batch} rows of {self._length} tokens (chunks, patches, prompt "
+                "tokens or cross-attention): its attention rows are not the tokens' and it is not measured"
+            )
+
+    def _path(self, module: nn.Module) -> str:
+        return next((name for name, inside in reversed(self._stack) if inside is module), type(module).__name__)
+
+    def _add(self, module: nn.Module, kind: Kind, heads: int) -> None:
         layer = next((name for name, _ in self._stack if name in self._list_layers), None)
-        self._found.append(_Found(module, self._calls.get(id(module), 1), kind, heads, value_dim, path, layer))
+        call = self._calls.get(id(module), 1)
+        self._found.append(
+            _Found(module, call, kind, heads, self._path(module), layer, len(self._runs) - 1, marked=heads - 1)
+        )
 
-    def _offer_projection(self, name: str, module: nn.Module, value: Tensor) -> None:
-        """``module`` is about to run on ``value``: is it the projection that an attention call waits for?"""
-        if not self._found or self._found[-1].projection is not None or not _multiplies(module):
-            return
-        found = self._found[-1]
-        parent = found.path.rpartition(".")[0]
-        beside = parent != found.layer_path and name.startswith(f"{parent}.")
-        if not (name.startswith(f"{found.path}.") or beside):
-            return
-        if value.dim() < 2 or value.shape[-1] % found.heads:
-            return
-        if found.value_dim is not None and value.shape[-1] != found.heads * found.value_dim:
-            return
-        found.projection, found.head_dim = module, value.shape[-1] // found.heads
-        found.projection_call = self._calls[id(module)]
+    # -- what came of it --------------------------------------------------------------------------------------------
 
     def anatomy(self) -> Anatomy:
-        name = type(self._model).__name__
+        """The blocks, numbered; CaptureError where something cannot be read right."""
         if not self._found:
             raise CaptureError(
-                f"{name} ran no softmax attention in its forward pass: there are no attention heads to watch "
-                "(recurrent and state-space models have none)"
+                f"{self._name} ran no softmax attention in its forward pass: there are no attention heads to watch "
+                "(recurrent and state-space models have none; an attention written in another way can be announced, "
+                "see docs/architectures.md)"
             )
-        blocks = []
-        for order, found in enumerate(self._found):
-            where = found.path or type(found.module).__name__
-            same = [other for other in self._found if other.module is found.module and other.call == found.call]
-            if len(same) > 1:
-                raise CaptureError(
-                    f"{name}: {where} calls its attention {len(same)} times before one output projection "
-                    "(differential attention and the like): its heads cannot be told apart, so it is not measured"
-                )
-            if found.projection is None:
-                raise CaptureError(
-                    f"{name}: no output projection was found behind the attention of {where} "
-                    f"({found.heads} heads): its head outputs cannot be read or ablated"
-                )
-            layer = self._layer(found, order)
-            blocks.append(
-                AttentionBlock(
-                    layer=layer,
-                    module=found.module,
-                    call=found.call,
-                    projection=found.projection,
-                    projection_call=found.projection_call,
-                    heads=found.heads,
-                    head_dim=found.head_dim,
-                    kind=found.kind,
-                    name=where,
-                )
+        for found in self._found:
+            self._check(found)
+        numbers, note = self._numbers()
+        blocks = tuple(
+            AttentionBlock(
+                layer=number,
+                module=found.module,
+                call=found.call,
+                projection=found.projection,  # type: ignore[arg-type]  # _check saw it
+                projection_call=found.projection_call,
+                heads=found.heads,
+                head_dim=found.head_dim,
+                kind=found.kind,
+                name=found.path or type(found.module).__name__,
             )
-        numbers = [block.layer for block in blocks]
-        twice = sorted({number for number in numbers if numbers.count(number) > 1})
-        if twice:
-            raise CaptureError(f"{name}: layer {twice[0]} runs more than one attention: its heads have no single name")
+            for number, found in zip(numbers, self._found, strict=True)
+        )
         stack, without = self._layers(numbers)
-        return Anatomy(tuple(blocks), stack, without)
+        return Anatomy(blocks, stack, without, (note,) if note else ())
 
-    def _layer(self, found: _Found, order: int) -> int:
-        if found.layer_path is not None:
-            return _number(found.layer_path)
-        number = getattr(found.module, "layer_idx", None)
-        return number if isinstance(number, int) else order
+    def _check(self, found: _Found) -> None:
+        where = found.path or type(found.module).__name__
+        same = [other for other in self._found if other.module is found.module and other.call == found.call]
+        if len(same) > 1:
+            raise CaptureError(
+                f"{self._name}: {where} calls its attention {len(same)} times before one output projection "
+                "(differential attention and the like): its heads cannot be told apart, so it is not measured"
+            )
+        if found.projection is None:
+            raise CaptureError(
+                f"{self._name}: no output projection was found behind the attention of {where} "
+                f"({found.heads} heads): its head outputs cannot be read or ablated"
+            )
+        if found.marked != found.heads - 1:
+            raise CaptureError(
+                f"{self._name}: the heads of {where} do not lie side by side, in order, in the input of their output "
+                "projection: their outputs cannot be told apart, so it is not measured"
+            )
+
+    def _numbers(self) -> tuple[list[int], str | None]:
+        """True layer number of each attention, and a note where it is not the place in the model's list of layers."""
+        paths = [found.layer_path for found in self._found]
+        if None not in paths and len(set(paths)) == len(paths):
+            return [_number(path) for path in paths if path is not None], None
+        runs = [found.run for found in self._found]
+        if None not in paths and len(set(runs)) == len(runs):
+            return runs, "layers run more than once in a forward pass: they are numbered in order of execution"
+        own = [getattr(found.module, "layer_idx", None) for found in self._found]
+        if all(isinstance(number, int) for number in own) and len(set(own)) == len(own):
+            return own, None if paths[0] is None else "layers hold several attentions: numbered by their layer_idx"
+        return list(range(len(self._found))), "attentions are numbered in order of execution"
 
     def _layers(self, numbers: list[int]) -> tuple[tuple[nn.Module, ...], tuple[int, ...]]:
         used = [found.layer_path for found in self._found]
-        parents = {path.rsplit(".", 1)[0] for path in used if path is not None}
-        if None in used or len(parents) != 1:
+        parents = {path.rpartition(".")[0] for path in used if path is not None}
+        if None in used or len(parents) != 1 or numbers != [_number(path) for path in used if path is not None]:
             return (), ()
         parent = parents.pop()
-        siblings = sorted((path for path in self._ran if path.rsplit(".", 1)[0] == parent), key=_number)
+        siblings = sorted({path for path in self._runs if path.rpartition(".")[0] == parent}, key=_number)
         stack = tuple(self._model.get_submodule(path) for path in siblings)
         without = tuple(_number(path) for path in siblings if _number(path) not in numbers)
         return stack, without
 
 
-_QKV = ("query", "key", "value")
+def _with_tangent(value: Tensor, dim: int, index: int) -> Tensor:
+    """``value`` with a tangent of ones on one index (one head) of a dimension, zeros elsewhere."""
+    tangent = torch.zeros_like(value)
+    tangent.select(dim, index).fill_(1)
+    return forward_ad.make_dual(value, tangent)
+
+
+def _without_tangent(value: Tensor) -> Tensor:
+    return forward_ad.unpack_dual(value).primal
+
+
+def _without_tangents(output: Any) -> Any:
+    if isinstance(output, Tensor):
+        return _without_tangent(output)
+    if isinstance(output, (tuple, list)) and not hasattr(output, "_fields"):
+        return type(output)(_without_tangents(item) for item in output)
+    return output
+
+
+def _strongest_slice(tangent: Tensor, heads: int) -> int:
+    """Which of ``heads`` slices of the last dimension carries most of a tangent."""
+    weight = tangent.view(*tangent.shape[:-1], heads, -1).to(torch.float64).square().sum(-1).flatten(0, -2).sum(0)
+    return int(weight.argmax())
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:

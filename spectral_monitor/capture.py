@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spectral_monitor.anatomy import Anatomy, AttentionBlock, Kind, find_heads, interface_calls, torch_calls
+from spectral_monitor.anatomy import Anatomy, AttentionBlock, Kind, interface_calls, find_heads, torch_calls
 from spectral_monitor.errors import CaptureError, ProbeError
 from spectral_monitor.guest import guest, unwrap
 from spectral_monitor.heads import Head
@@ -320,7 +320,7 @@ class Subject:
         with guest(self.model):
             plain = self.logits(tokens, query, mask)
             seen: list[Tensor] = []
-            anatomy = find_heads(self.model, lambda: seen.append(self.logits(tokens, query, mask)), len(tokens))
+            anatomy = find_heads(self.model, lambda: seen.append(self.logits(tokens, query, mask)), *tokens.shape)
         if not torch.equal(plain.nan_to_num(), seen[0].nan_to_num()):
             raise CaptureError(
                 f"{type(self.model).__name__}: logits change when its attention is watched (by up to "
@@ -398,7 +398,7 @@ class Subject:
 
     def _run(self, tap: _Tap, probe: ProbeBatch, rows: IntArray, companion: str | None = None) -> Tensor:
         tokens, query, mask = self._inputs(probe, rows, companion)
-        tap.new_forward(query)
+        tap.new_forward(query, tokens.shape[1])
         logits = self.logits(tokens, query, mask)
         tap.check_complete()
         return logits
@@ -535,10 +535,11 @@ class _Tap:
         self._seen: set[int] = set()
         self.skipped: frozenset[int] = frozenset()
         self.query: Tensor = torch.zeros(0, dtype=torch.long)
+        self.length = 0
 
-    def new_forward(self, query: Tensor) -> None:
+    def new_forward(self, query: Tensor, length: int) -> None:
         self._calls, self._projection_calls, self._open, self._seen = {}, {}, [], set()
-        self.query = query
+        self.query, self.length = query, length
 
     def check_complete(self) -> None:
         missing = [b for n, b in enumerate(self._blocks) if n not in self._seen and n not in self.skipped]
@@ -583,17 +584,16 @@ class _Tap:
             self.attention_ran(number, _interface_row(module, args, kwargs, self.query))
         return original(module, *args, **kwargs)
 
-    def on_torch(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def on_torch(self, kind: Kind, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = original(*args, **kwargs)
         number = self._open[-1] if self._open else None
         if number is None or self._blocks[number].kind != kind:
-            return
-        if kind == "softmax":
-            scores = args[0] if args else kwargs["input"]
-            if scores.shape[-2] != scores.shape[-1]:
-                return
-            self.attention_ran(number, _softmax_row(args, kwargs, self.query))
-        else:
+            return result
+        if kind == "sdpa":
             self.attention_ran(number, _sdpa_row(args, kwargs, self.query))
+        elif (args[0] if args else kwargs["input"]).shape[-1] == self.length:
+            self.attention_ran(number, _softmax_row(args, kwargs, self.query))
+        return result
 
     def _current(self, module: nn.Module) -> int | None:
         return self._subject._attention_of.get((id(module), self._calls.get(id(module), 1)))

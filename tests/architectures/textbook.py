@@ -23,7 +23,7 @@ PROJECTION = re.compile(
     r"(?:[^.\d][^.]*\.)*(?P<layer>\d+)\.(?:[^.]+\.)*?(?:[^.]*(?:attn|attention|mixer)[^.]*)\.(?:[^.]+\.)*?"
     r"(?:o_proj|c_proj|dense|out_proj|wo|o|dense_out|Wo)"
 )
-_NO_SOFTMAX_ATTENTION = re.compile(r"cross|linear_attn|mamba|mlp|ffn")
+_NO_SOFTMAX_ATTENTION = re.compile(r"cross|encoder_attn|linear_attn|mamba|mlp|ffn")
 
 
 @dataclass(frozen=True)
@@ -41,30 +41,30 @@ class Textbook:
 
 
 def eager_copy(model: nn.Module) -> Any:
-    """A copy of the same weights that computes its attention the eager way."""
-    twin: Any = copy.deepcopy(model).eval()
-    if hasattr(twin, "set_attn_implementation"):
-        twin.set_attn_implementation("eager")
-    return twin
+    """A model of the same weights that is built to compute its attention the eager way."""
+    config = copy.deepcopy(model.config)
+    config._attn_implementation = "eager"
+    with torch.random.fork_rng(devices=[]):
+        twin: Any = type(model)(config)
+    twin.load_state_dict(model.state_dict())
+    return twin.eval()
 
 
-def projections_by_name(model: nn.Module, pattern: re.Pattern[str] = PROJECTION) -> dict[int, str]:
-    """Layer -> qualified name of the output projection of its attention."""
-    found = {}
-    for name, _ in model.named_modules():
-        match = pattern.fullmatch(name)
-        if match is not None and not _NO_SOFTMAX_ATTENTION.search(name):
-            found[int(match["layer"])] = name
-    return found
+def projections_by_name(model: nn.Module) -> list[str]:
+    """Qualified names of modules that are called like the output projection of an attention."""
+    return [
+        name
+        for name, _ in model.named_modules()
+        if PROJECTION.fullmatch(name) is not None and not _NO_SOFTMAX_ATTENTION.search(name)
+    ]
 
 
-def textbook(model: nn.Module, probe: ProbeBatch, projections: dict[int, str] | None = None) -> Textbook:
+def textbook(model: nn.Module, probe: ProbeBatch) -> Textbook:
     """Run the slow path over all rows of a probe batch at once."""
     twin = eager_copy(model)
-    names = projections_by_name(twin) if projections is None else projections
-    inputs: dict[int, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
     handles = [
-        twin.get_submodule(name).register_forward_pre_hook(_keeping(inputs, layer)) for layer, name in names.items()
+        twin.get_submodule(name).register_forward_pre_hook(_keeping(inputs, name)) for name in projections_by_name(twin)
     ]
     query = torch.from_numpy(probe.query)
     index = torch.arange(probe.rows)
@@ -74,20 +74,30 @@ def textbook(model: nn.Module, probe: ProbeBatch, projections: dict[int, str] | 
     for handle in handles:
         handle.remove()
     attentions = [attention for attention in output.attentions if isinstance(attention, Tensor)]
-    layers = sorted(inputs)
-    assert len(attentions) == len(layers), f"{len(attentions)} attentions, projections in layers {layers}"
+    names = {int(PROJECTION.fullmatch(name)["layer"]): name for name in inputs}  # type: ignore[index]
+    if len(names) != len(attentions):
+        names = {layer: name for layer, name in names.items() if _has_softmax_attention(twin.config, layer)}
+    assert len(attentions) == len(names), f"{len(attentions)} attentions, projections {list(names.values())}"
     rows, outputs = {}, {}
-    for layer, attention in zip(layers, attentions, strict=True):
+    for layer, attention in zip(sorted(names), attentions, strict=True):
         heads = attention.shape[1]
         rows[layer] = attention[index, :, query].double()
-        value = inputs[layer]
+        value = inputs[names[layer]]
         outputs[layer] = value.view(probe.rows, probe.length, heads, -1)[index, query].double()
-    return Textbook(rows, outputs, output.logits[index, query], {layer: names[layer] for layer in layers})
+    return Textbook(rows, outputs, output.logits[index, query], names)
 
 
-def _keeping(inputs: dict[int, Tensor], layer: int) -> Any:
+def _has_softmax_attention(config: Any, layer: int) -> bool:
+    config = config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+    if kinds is None:
+        return True
+    return ("attention" in kinds[layer] and "linear" not in kinds[layer]) or "hybrid" in kinds[layer]
+
+
+def _keeping(inputs: dict[str, Tensor], name: str) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-        inputs[layer] = args[0].detach().clone()
+        inputs[name] = args[0].detach().clone()
 
     return hook
 
