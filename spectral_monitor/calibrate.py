@@ -239,6 +239,7 @@ def to_json(found: Calibrated) -> dict[str, Any]:
             {
                 **{key: value for key, value in vars(entry).items() if key != "task"},
                 "removed": names(entry.removed),
+                "left_out": names(entry.left_out),
                 "measured": names(entry.measured),
                 "task": None if entry.task is None else asdict(entry.task),
             }

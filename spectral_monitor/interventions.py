@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from spectral_monitor.anatomy import Anatomy
 from spectral_monitor.capture import Subject
 from spectral_monitor.causal import CheckOptions, MatchedSets, check
 from spectral_monitor.errors import CaptureError, RecordError
@@ -168,6 +169,7 @@ class Composition:
 
     Attributes:
         removed_class, removed: the heads taken out; measured_class, measured: the heads looked at.
+        left_out: members of the removed circuit that stay in, so that their layer has enough other heads for a control.
         before, after: [heads] their attention mass on their class's target, intact and with ``removed`` out.
         control: [draws, heads] the same with matched-random sets out (none of either circuit).
         distinct: matched sets that exist.
@@ -177,6 +179,7 @@ class Composition:
 
     removed_class: str
     removed: tuple[Head, ...]
+    left_out: tuple[Head, ...]
     measured_class: str
     measured: tuple[Head, ...]
     before: FloatArray
@@ -185,6 +188,23 @@ class Composition:
     distinct: int
     p_value: float
     task: Verdict | None
+
+
+def controllable(
+    heads: Iterable[Head], strength: Mapping[Head, float], anatomy: Anatomy, unusable: Iterable[Head] = ()
+) -> tuple[tuple[Head, ...], tuple[Head, ...]]:
+    """The largest part of a set for which matched-random sets exist, and what had to be left out.
+
+    A layer of H heads, u of them unusable, gives a control for at most ``(H - u) // 2`` heads; of more, those of the
+    least ``strength`` are left out.
+    """
+    heads, unusable = set(heads), set(unusable)
+    kept: list[Head] = []
+    for layer in sorted({head.layer for head in heads}):
+        inside = sorted((head for head in heads if head.layer == layer), key=lambda head: -strength[head])
+        usable = anatomy.block(layer).heads - sum(head.layer == layer and head not in heads for head in unusable)
+        kept += inside[: usable // 2]
+    return tuple(sorted(kept)), tuple(sorted(heads - set(kept)))
 
 
 def composition(
@@ -204,27 +224,35 @@ def composition(
     """Take ``removed`` out and measure the attention of ``measured`` to the targets of ``measured_class``.
 
     If induction is built on previous-token heads, taking those out must take the induction heads' attention away; the
-    reverse must not, since the previous-token heads come first.
+    reverse must not, since the previous-token heads come first. Where ``removed`` takes so many heads of a layer that
+    no control is left, its weakest heads there stay in (``left_out``).
     """
-    removed, measured = tuple(sorted(set(removed))), tuple(sorted(set(measured)))
-    if not removed or not measured:
-        missing = removed_class if not removed else measured_class
+    whole, measured = set(removed), tuple(sorted(set(measured)))
+    if not whole or not measured:
+        missing = removed_class if not whole else measured_class
         raise RecordError(f"the {missing} circuit is empty: its composition cannot be tested")
     options = options or CheckOptions()
 
-    def attention(out: Iterable[Head]) -> FloatArray:
+    def read(out: Iterable[Head]) -> HeadTable:
         with without(subject, out):
-            table = observation_of(subject.read(probe, batch_size), probe, step=0, tokens=None).heads
+            return observation_of(subject.read(probe, batch_size), probe, step=0, tokens=None).heads
+
+    def attention(table: HeadTable) -> FloatArray:
         found: FloatArray = table.attention[measured_class][[table.index(head) for head in measured]]
         return found
 
-    before, after = attention(()), attention(removed)
+    intact = read(())
+    strength = {head: float(intact.attention[removed_class][intact.index(head)]) for head in whole}
+    removed, left_out = controllable(whole, strength, subject.anatomy, measured)
+    if not removed:
+        removed, left_out = tuple(sorted(whole)), ()
+    before, after = attention(intact), attention(read(removed))
     sets = MatchedSets.of(removed, subject.anatomy, unusable=measured)
     control = []
     for number, drawn in enumerate(itertools.islice(sets.draws(options.seed) if sets.count else iter(()), draws), 1):
         if progress is not None:
             progress(f"{removed_class} out, control {number} of {min(draws, sets.count)}")
-        control.append(attention(drawn))
+        control.append(attention(read(drawn)))
     stacked = np.array(control) if control else np.zeros((0, len(measured)))
     below = int((stacked.mean(axis=1) <= after.mean()).sum()) if len(stacked) else 0
     task = None
@@ -235,6 +263,7 @@ def composition(
     return Composition(
         removed_class=removed_class,
         removed=removed,
+        left_out=left_out,
         measured_class=measured_class,
         measured=measured,
         before=before,

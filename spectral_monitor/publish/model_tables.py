@@ -161,6 +161,12 @@ def composition_table(found: tuple[Composition, ...]) -> Table:
     columns_rest = ("draws", "p", "task effect, nats", "task verdict", "task p")
     forms = {name: ".3f" for name in (*columns[2:], "p", "task p")} | {"task effect, nats": ".2f"}
     note = "Attention: mean over the looked-at heads on their own target."
+    for entry in found:
+        if entry.left_out:
+            note += (
+                f" Of the {entry.removed_class} circuit {' '.join(names(entry.left_out))} stayed in: "
+                "their layers have too few other heads for a control."
+            )
     return Table("composition", "Composition", (*columns, *columns_rest), rows, note, forms)
 
 
