@@ -204,7 +204,9 @@ class _TokenCount:
         def first_batch(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
             ids = named.get("input_ids", inputs[0] if inputs else None)
             if module.training and isinstance(ids, Tensor) and ids.dim() == 2:
-                self._per_step = ids.numel() * factor
+                mask = named.get("attention_mask")
+                real = int(mask.sum()) if isinstance(mask, Tensor) and mask.shape == ids.shape else ids.numel()
+                self._per_step = real * factor
                 self.stop()
 
         self._handle = model.register_forward_pre_hook(first_batch, with_kwargs=True)

@@ -112,6 +112,7 @@ def trainer(
     model: PreTrainedModel | None = None,
     callbacks: Iterable[TrainerCallback] = (),
     data: list[dict[str, Tensor]] | None = None,
+    evaluation: list[dict[str, Tensor]] | None = None,
     **arguments: Any,
 ) -> Trainer:
     given: dict[str, Any] = {
@@ -132,6 +133,7 @@ def trainer(
         model=gpt2() if model is None else model,
         args=TrainingArguments(**given),
         train_dataset=rows() if data is None else data,
+        eval_dataset=evaluation,
         callbacks=list(callbacks),
     )
 
