@@ -118,5 +118,10 @@ class Table:
             return None
         return Row(**{**raw, "notes": tuple(raw.get("notes", ()))})
 
+    def all(self) -> list[Row]:
+        """Every row there is, in order of series and step."""
+        rows = [row for path in self._folder.glob("*.json") if (row := self.get(path.stem)) is not None]
+        return sorted(rows, key=lambda row: (row.series, row.step is None, row.step or 0, row.revision))
+
     def drop(self, key: str) -> None:
         (self._folder / f"{key}.json").unlink(missing_ok=True)

@@ -145,6 +145,21 @@ class Hub:
             if isinstance(entry, RepoFile)
         )
 
+    def text(self, repo: str, commit: str, path: str) -> str:
+        """Content of one small text file of ``commit``; from the local cache where it is there."""
+        kept = cache_folder(repo) / "snapshots" / commit / path
+        if kept.is_file():
+            return kept.read_text(encoding="utf-8")
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import get_session, hf_raise_for_status  # type: ignore[attr-defined]
+
+        def get() -> str:
+            response = get_session().get(hf_hub_url(repo, path, revision=commit), headers=_headers())
+            hf_raise_for_status(response)
+            return str(response.text)
+
+        return self.patiently("text", repo, commit, get)
+
     # -- fetching -----------------------------------------------------------------------------------------------
 
     def fetch(

@@ -106,10 +106,10 @@ def load_model(
     Raises LoadError with one sentence: unknown repository or revision, no weights, damaged or incomplete files,
     unknown architecture, remote code needed, tensors that do not fit the model, unknown dtype or device.
     """
-    _check_options(dtype, device, device_map)
+    options = LoadOptions(dtype, device, device_map, trust_remote_code, allow_pickle, config)
+    check_options(options)
     source = os.fspath(model)
     path = Path(source).expanduser()
-    options = LoadOptions(dtype, device, device_map, trust_remote_code, allow_pickle, config)
     if path.is_file():
         _no_revision(revision, source)
         if path.suffix.lower() != ".gguf":
@@ -138,9 +138,11 @@ class LoadOptions:
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 
 
-def _check_options(dtype: str | None, device: str | None, device_map: str | dict[str, Any] | None) -> None:
+def check_options(options: LoadOptions) -> None:
+    """LoadError where a dtype or device does not exist, before anything is fetched."""
     import torch
 
+    dtype, device, device_map = options.dtype, options.device, options.device_map
     if dtype is not None and dtype not in _DTYPES:
         raise LoadError(f"unknown dtype {dtype!r}: choose one of {', '.join(_DTYPES)}")
     if device is not None and device_map is not None:

@@ -21,14 +21,16 @@ from typing import Any
 from torch import nn
 
 from spectral_monitor.capture import Subject, check_fit, longest_input, vocabulary_of
+from spectral_monitor.errors import RecordError
 from spectral_monitor.heads import Head
-from spectral_monitor.monitor import Look, SpectralMonitor, special_ids
+from spectral_monitor.monitor import Look, SpectralMonitor, _Track, special_ids
 from spectral_monitor.observation import Event, Observation, Verdict
 from spectral_monitor.probe import ProbeBatch, induction_probe
 from spectral_monitor.record import RunRecord, to_table, write_json
 from spectral_monitor.replay.loading import LoadedModel
-from spectral_monitor.replay.plan import Planned
+from spectral_monitor.replay.plan import Plan, Planned, SeriesPlan
 from spectral_monitor.replay.runner import NeedsModel
+from spectral_monitor.warning import EarlyWarning
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +43,16 @@ class ProbeSettings:
     """Which probe batch is shown, and how the monitor reads it.
 
     Attributes:
-        rows, length: of the induction probe; the length is lowered to what the model takes.
-        protocol: ``"default"`` or ``"published"``.
+        rows, length, seed, token_range, protocol: of the induction probe (see ``probe.induction_probe``); the length
+            is lowered to what the model takes.
         probes: fixed probe batches instead of these.
         monitor: further arguments of ``SpectralMonitor`` (``baseline``, ``thresholds``, ``check``, ...).
     """
 
     rows: int = 2000
     length: int = 256
+    seed: int = 42
+    token_range: tuple[int, int] = (100, 10_000)
     protocol: str = "default"
     probes: tuple[ProbeBatch, ...] = ()
     monitor: Mapping[str, Any] = field(default_factory=dict)
@@ -62,6 +66,8 @@ class ProbeSettings:
         batch = induction_probe(
             rows=self.rows,
             length=self.length if limit is None else min(self.length, limit),
+            seed=self.seed,
+            token_range=self.token_range,
             vocabulary=min(known, default=None),
             exclude=()
             if self.protocol == "published"
@@ -71,7 +77,7 @@ class ProbeSettings:
         return (batch,)
 
 
-class _Keeper(SpectralMonitor):
+class Keeper(SpectralMonitor):
     """A monitor that is given its looks, and that can record without a model as long as no causal check is due."""
 
     def __init__(self, probes: Sequence[ProbeBatch], **options: Any) -> None:
@@ -109,6 +115,13 @@ class _Keeper(SpectralMonitor):
                 Event("note", observation.step, observation.tokens, observation.probe, text=text, time=time.time())
             )
 
+    def _add_track(self, probe: Any) -> None:
+        """Bookkeeping for a probe of which only name, capability, length and fingerprint are known."""
+        warning = None
+        if self._warning is not None:
+            warning = EarlyWarning(probe.length, self._warning, capability=probe.capability)
+        self._tracks[probe.name] = _Track(probe, warning)
+
     def _is_check_due(self, track: Any, observation: Observation, candidates: frozenset[Head] | None) -> bool:
         if self.check_options is None or not candidates or candidates == track.checked:
             return False
@@ -120,12 +133,14 @@ class _Keeper(SpectralMonitor):
     def _subject_of(self, model: nn.Module) -> Subject:
         return None if model is None else super()._subject_of(model)  # type: ignore[return-value]
 
+    def _stamped(self, observation: Observation, given: Observation) -> Observation:
+        """What it cost: the look was made before, maybe elsewhere; no training is there to take a share of."""
+        return dataclasses.replace(observation, seconds=observation.seconds + given.seconds, share=math.nan)
+
     def _write(
         self, observation: Observation, previous: Observation | None, events: list[Event], verdicts: list[Verdict]
     ) -> Observation:
-        look = self._given[observation.probe].seconds
-        # The look was made before, maybe elsewhere; a replay has no training that a share could be taken of.
-        observation = dataclasses.replace(observation, seconds=observation.seconds + look, share=math.nan)
+        observation = self._stamped(observation, self._given[observation.probe])
         return super()._write(observation, previous, events, verdicts)
 
 
@@ -158,7 +173,7 @@ class MonitorRecorder:
         self._info = dict(info or {})
         self._progress = progress
         self._looker: SpectralMonitor | None = None
-        self._keeper: _Keeper | None = None
+        self._keeper: Keeper | None = None
 
     # -- looking ------------------------------------------------------------------------------------------------
 
@@ -238,7 +253,7 @@ class MonitorRecorder:
         if self._shared:
             self.close()
 
-    def _opened(self, loaded: LoadedModel | None) -> _Keeper:
+    def _opened(self, loaded: LoadedModel | None) -> Keeper:
         """The monitor with its record open, at the state of the last recorded look."""
         if self._keeper is not None:
             return self._keeper
@@ -248,7 +263,7 @@ class MonitorRecorder:
         looker = self._prepared(loaded)
         publishers = () if self._shared else self._publishers
         options = {name: value for name, value in self._probe.monitor.items() if name != "publishers"}
-        keeper = _Keeper(looker.probes, run_dir=self.folder, publishers=publishers, **options)
+        keeper = Keeper(looker.probes, run_dir=self.folder, publishers=publishers, **options)
         keeper.extra_info = {"replay": self._info}
         state = self.folder / "state.json"
         if state.is_file():
@@ -293,3 +308,48 @@ class MonitorRecorder:
         if self._keeper is not None and self._keeper.record is not None:
             return contextlib.nullcontext(self._keeper.record)
         return RunRecord.create(self.folder, {})
+
+
+def series_info(plan: Plan, series: SeriesPlan) -> dict[str, Any]:
+    """What run.json says of a replay: the source, the tokens' origin, and what was found wrong with the checkpoints."""
+    origins = {item.checkpoint.tokens_from for item in series.planned if item.wanted}
+    return {
+        "source": plan.source.text,
+        "kind": plan.source.kind,
+        "series": series.name,
+        "tokens_from": sorted(origins),
+        "tokens_rounded": any(item.checkpoint.tokens_estimated for item in series.planned),
+        "notes": series.notes,
+        "skipped": [item.name for item in plan.skipped],
+    }
+
+
+def settle_out(out: Path, dtype: str | None) -> Path:
+    """The run directory to use for ``out``: another one beside it where it was begun with other library versions.
+
+    Numbers of two versions are not joined into one series: a library that reads a configuration otherwise has moved
+    published results before. RecordError where ``out`` was begun with another ``--dtype``.
+    """
+    from spectral_monitor.monitor import library_versions
+
+    now = {name: version for name, version in library_versions().items() if name in ("torch", "transformers")}
+    for file in (out / "run.json", *sorted(out.glob("*/run.json"))):
+        if not file.is_file():
+            continue
+        run = RunRecord.open(file.parent).run
+        then = run.get("versions", {})
+        other = {name: then[name] for name in now if name in then and then[name] != now[name]}
+        if other:
+            words = ", ".join(f"{name} {version}" for name, version in other.items())
+            beside = out.with_name(out.name + "".join(f"-{name}-{now[name]}" for name in sorted(other)))
+            logger.warning(
+                "%s was measured with %s: numbers of other versions are not joined, this series goes to %s",
+                out,
+                words,
+                beside,
+            )
+            return beside
+        had = run.get("model", {}).get("dtype")
+        if dtype not in (None, "auto") and had is not None and had != dtype:
+            raise RecordError(f"{out} was measured in {had}, --dtype says {dtype}: use another --out")
+    return out

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from spectral_monitor.errors import LoadError, RecordError, SpectralMonitorError
+from spectral_monitor.errors import LoadError, RecordError, ScheduleError, SpectralMonitorError
 from spectral_monitor.record import write_json
 from spectral_monitor.replay.claims import Claims, Row, Table
 from spectral_monitor.replay.downloads import Downloads
@@ -30,6 +30,7 @@ from spectral_monitor.replay.plan import (
     FAILED,
     MEASURED,
     MIXED,
+    NO_WEIGHTS,
     SKIPPED,
     Plan,
     Planned,
@@ -130,10 +131,17 @@ class Silent:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a replay: the table in order of the plan, and the exit status."""
+    """What came of a replay: the table in order of the plan, and the exit status.
+
+    Attributes:
+        rows: of all revisions that are measured or settled otherwise.
+        unfinished: names of those that are not; with ``--shard``, only of this process's own.
+        unrecorded: names of those that are measured, and recorded once the earlier ones of other shards are.
+    """
 
     rows: tuple[Row, ...]
-    unfinished: tuple[str, ...]
+    unfinished: tuple[str, ...] = ()
+    unrecorded: tuple[str, ...] = ()
 
     @property
     def status(self) -> int:
@@ -186,14 +194,17 @@ class Replay:
         """Do this process's share. Raises RepositoryError when the repository as a whole is refused, RecordError
         when the run directory cannot be written; anything about one revision becomes its row."""
         try:
-            self._settle_unwanted()
             mine = self._mine()
             if sentence := self.downloads.check_budget([item for item in mine if not self._is_settled(item)]):
                 logger.warning(sentence)
-            self._walk(mine)
-            if self._fatal is not None:
-                raise self._fatal
-            self._record_staged()
+            self._settle_unwanted()
+            while True:
+                self._walk(mine)
+                if self._fatal is not None:
+                    raise self._fatal
+                self._record_staged()
+                if not self._wait_for_others():
+                    break
             self._close_series()
         finally:
             self._stop.set()
@@ -204,14 +215,17 @@ class Replay:
 
     def result(self) -> Result:
         """The table as it is now."""
-        rows, unfinished = [], []
+        rows, unfinished, unrecorded = [], [], []
+        mine = {planned.key for planned in self._mine()}
         for planned in self.plan.planned:
             row = self.table.get(planned.key)
-            if row is None:
-                unfinished.append(planned.checkpoint.name)
-            else:
+            if row is None and (row := self._read_pending(planned)) is not None:
+                unrecorded.append(planned.checkpoint.name)
+            if row is not None:
                 rows.append(row)
-        return Result(tuple(rows), tuple(unfinished))
+            elif planned.key in mine:
+                unfinished.append(planned.checkpoint.name)
+        return Result(tuple(rows), tuple(unfinished), tuple(unrecorded))
 
     def _mine(self) -> list[Planned]:
         wanted = [planned for planned in self.plan.planned if planned.wanted]
@@ -227,8 +241,20 @@ class Replay:
             if not planned.wanted:
                 if row is None:
                     self._put(planned, planned.status, planned.reason, same_as=planned.same_as)
-            elif row is not None and row.status in (FAILED, SKIPPED) and not self.claims.is_live(planned.key):
+            elif (
+                row is not None and row.status in (FAILED, SKIPPED, NO_WEIGHTS) and not self.claims.is_live(planned.key)
+            ):
                 self.table.drop(planned.key)
+
+    def _wait_for_others(self) -> bool:
+        """Whether another rank is still at work; waits a moment if so.
+
+        So every rank ends with the same table, and what a dying rank leaves is taken over by those that live.
+        """
+        if self.settings.ranks < 2 or all(self._is_settled(item) for item in self.plan.planned if item.wanted):
+            return False
+        time.sleep(self.settings.poll)
+        return True
 
     def _is_settled(self, planned: Planned) -> bool:
         return self.table.get(planned.key) is not None
@@ -553,7 +579,8 @@ class Replay:
             wanted = [item for item in series.planned if item.wanted]
             if not wanted or not all(self._is_settled(item) for item in wanted):
                 continue
-            rows = [row for item in series.planned if (row := self.table.get(item.key)) is not None]
+            # Of earlier selections too: the table in the run directory is of the whole record.
+            rows = [row for row in self.table.all() if row.series == series.name]
             if not any(row.status in (MEASURED, MIXED) for row in rows):
                 continue
             with self.claims.together(f"record-{series.name}"):
@@ -576,6 +603,18 @@ def measured_with(loaded: LoadedModel) -> dict[str, Any]:
     }
 
 
+def shard_of(text: str) -> tuple[int, int]:
+    """``"1/4"`` -> (1, 4). Shards may be counted 0 to n-1 or 1 to n: n counts as 0, so either covers everything."""
+    first, _, second = text.partition("/")
+    try:
+        index, count = int(first), int(second)
+    except ValueError:
+        raise ScheduleError(f"--shard {text!r}: give i/n, such as 0/4, 1/4, 2/4 and 3/4 for four jobs") from None
+    if count < 1 or not 0 <= index <= count:
+        raise ScheduleError(f"--shard {text}: i goes from 0 to n-1 (or from 1 to n), and n is 1 or more")
+    return index % count, count
+
+
 def report(result: Result, plan: Plan) -> dict[str, Any]:
     """What ``--json`` writes: every revision's row, what was skipped by name, and the notes."""
     return {
@@ -583,6 +622,7 @@ def report(result: Result, plan: Plan) -> dict[str, Any]:
         "status": {COMPLETE: "complete", PARTLY: "partly", NOTHING: "nothing"}[result.status],
         "revisions": [_plain(row) for row in result.rows],
         "unfinished": list(result.unfinished),
+        "unrecorded": list(result.unrecorded),
         "skipped": [{"name": item.name, "reason": item.reason} for item in plan.skipped],
         "notes": [sentence for series in plan.series for sentence in series.notes],
     }
