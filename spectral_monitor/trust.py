@@ -4,8 +4,9 @@ A record knows how the story ended. So every rule of ``spectral_monitor.warning`
 with any parameters, and each alarm judged by what the head did next:
 
 * an alarm is *right* when its head becomes a circuit member at that look or later, at most ``horizon`` times the
-  tokens away; otherwise it is *false*. Alarms of heads that were members at the look before are not counted at all:
-  the early warning raises none for them;
+  tokens away; otherwise it is *false*. PR knows no classes: its alarms may lead into the probe's circuit or into the
+  previous-token circuit. Alarms that the early warning would not have raised (heads that were members at the look
+  before; PR once the circuit is there) are not counted at all;
 * *precision* = right alarms / alarms; *recall* = heads of the final circuit with a right alarm / heads of the final
   circuit that crossed within the record;
 * *lead* of a head = tokens at its crossing / tokens at its first right alarm: 1 = at the same look, no warning at all;
@@ -48,8 +49,12 @@ if TYPE_CHECKING:
 
 BoolArray = npt.NDArray[np.bool_]
 
+#: Names of circuits, either of which will do; "" is that of the probe's own capability.
+Joins = tuple[str, ...]
+OWN: Joins = ("",)
+
 #: Signals that a record can be replayed with.
-REPLAYED = ("pr", "pr_over_null", "content_share", "attention", "previous_token")
+REPLAYED = ("pr", "pr_centred", "pr_over_null", "content_share", "attention", "previous_token")
 #: Resamples of the intervals, and draws of the random baseline.
 RESAMPLES = 2000
 DRAWS = 200
@@ -75,15 +80,22 @@ class RunSeries:
     members: Mapping[str, BoolArray]
     capability: str = "induction"
 
-    def crossing(self, capability: str | None = None) -> IntArray:
+    def member(self, joins: Joins = OWN) -> BoolArray:
+        """[n, K] True where the head is in one of the circuits of ``joins``."""
+        wanted = {name or self.capability for name in joins}
+        chosen = [member for name, member in self.members.items() if name in wanted]
+        either: BoolArray = np.logical_or.reduce(chosen, axis=0)
+        return either
+
+    def crossing(self, joins: Joins = OWN) -> IntArray:
         """[K] look at which the head first joined; -1 for never, and for heads that were in at the first look."""
-        member = self.members[capability or self.capability]
+        member = self.member(joins)
         first = member.argmax(axis=0)
         return np.where(member.any(axis=0) & (first > 0), first, -1)
 
-    def final(self, capability: str | None = None) -> BoolArray:
+    def final(self, joins: Joins = OWN) -> BoolArray:
         """[K] heads of the final circuit that could be warned of: in at the last look, and joined within the record."""
-        result: BoolArray = self.members[capability or self.capability][-1] & (self.crossing(capability) >= 0)
+        result: BoolArray = self.member(joins)[-1] & (self.crossing(joins) >= 0)
         return result
 
     @property
@@ -175,13 +187,15 @@ def read_run(run_dir: str | os.PathLike[str], probe: str | None = None, crossing
 class Candidate:
     """A rule over a signal, under the name that stands in the table.
 
-    ``capability``: whose circuit its heads should join; None for the probe's own.
+    ``joins``: the circuits that its heads should join; ``until_formed``: it is silent once the probe's circuit has a
+    member.
     """
 
     name: str
     signal: str
     rule: Rule
-    capability: str | None = None
+    joins: Joins = OWN
+    until_formed: bool = False
 
     def with_sensitivity(self, value: float) -> Candidate:
         """The same rule with another ``ratio`` (rise rules) or ``bar`` (level rules)."""
@@ -199,16 +213,16 @@ class Candidate:
 
 
 def candidates(parameters: WarningParameters | None = None) -> list[Candidate]:
-    """The alarms of ``parameters`` that run, in the table's order, and PR over its null by PR's own rule."""
+    """The alarms of ``parameters`` that run, in the table's order, and two relatives of PR by PR's own rule."""
     parameters = parameters if parameters is not None else WarningParameters()
-    found = [
-        Candidate(name, watch.signal, watch.rule, "previous_token" if watch.signal == "previous_token" else None)
-        for name, watch in parameters.watches().items()
-    ]
-    if parameters.pr is not None:
-        # The ratio is near 1 by construction: PR's floor means nothing there.
-        rule = dataclasses.replace(parameters.pr, floor=0.0)
-        found.insert(1, Candidate("pr_over_null", "pr_over_null", rule))
+    found = []
+    for name, watch in parameters.watches().items():
+        found.append(Candidate(name, watch.signal, watch.rule, watch.joins, watch.until_formed))
+        if name == "pr_rise":
+            found.append(dataclasses.replace(found[0], name="pr_centred", signal="pr_centred"))
+            # This ratio is near 1 by construction: PR's floor means nothing there.
+            rule = dataclasses.replace(parameters.pr or RiseRule(), floor=0.0)
+            found.append(dataclasses.replace(found[0], name="pr_over_null", signal="pr_over_null", rule=rule))
     return found
 
 
@@ -291,10 +305,12 @@ def replay(runs: Sequence[RunSeries], candidate: Candidate) -> list[Alarm]:
     for number, run in enumerate(runs):
         if candidate.signal not in run.signals:
             raise ThresholdError(f"no signal {candidate.signal!r} to replay; there are {', '.join(run.signals)}")
-        values, member = run.signals[candidate.signal], run.members[candidate.capability or run.capability]
+        values, member = run.signals[candidate.signal], run.member(candidate.joins)
+        silent = run.member() if candidate.until_formed else np.zeros_like(member)
         for head in range(len(run.heads)):
             for look in alarms(candidate.rule, run.tokens, values[:, head]):
-                if not member[max(look - 1, 0), head]:
+                before = max(look - 1, 0)
+                if not (member[before, head] or silent[before].any()):
                     found.append(Alarm(number, head, look))
     return found
 
@@ -304,7 +320,7 @@ def judge(
     raised: Sequence[Alarm],
     name: str,
     horizon: float = 2.0,
-    capability: str | None = None,
+    joins: Joins = OWN,
     resamples: int = RESAMPLES,
 ) -> Trust:
     """What ``raised`` was worth.
@@ -314,7 +330,7 @@ def judge(
         raised: as ``replay`` gives them.
         name: for the table.
         horizon: how many times the tokens of the alarm the crossing may come after it; infinite = any time.
-        capability: whose circuit the heads should join; None for the probe's own.
+        joins: the circuits that the heads should join.
         resamples: of the lead's interval; 0 leaves it out.
 
     Raises:
@@ -322,7 +338,7 @@ def judge(
     """
     if not horizon > 1:
         raise ThresholdError(f"horizon is {horizon}, but must be above 1 (times the tokens at the alarm)")
-    crossings = [run.crossing(capability) for run in runs]
+    crossings = [run.crossing(joins) for run in runs]
     first: dict[tuple[int, int], int] = {}
     right = 0
     for alarm in raised:
@@ -332,7 +348,7 @@ def judge(
         right += 1
         key = (alarm.run, alarm.head)
         first[key] = min(first.get(key, alarm.look), alarm.look)
-    final = [(number, int(head)) for number, run in enumerate(runs) for head in np.flatnonzero(run.final(capability))]
+    final = [(number, int(head)) for number, run in enumerate(runs) for head in np.flatnonzero(run.final(joins))]
     warned = [key for key in final if key in first]
     leads: dict[int, list[tuple[float, float, float]]] = {}
     for number, head in warned:
@@ -376,7 +392,7 @@ def random_times(
     runs: Sequence[RunSeries],
     raised: Sequence[Alarm],
     horizon: float = 2.0,
-    capability: str | None = None,
+    joins: Joins = OWN,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Trust:
@@ -387,14 +403,14 @@ def random_times(
     """
     rng = np.random.default_rng(seed)
     counts = np.bincount([alarm.run for alarm in raised], minlength=len(runs))
-    allowed = [np.argwhere(~run.members[capability or run.capability][:-1]) + np.array([1, 0]) for run in runs]
+    allowed = [np.argwhere(~run.member(joins)[:-1]) + np.array([1, 0]) for run in runs]
     found = []
     for _ in range(draws):
         drawn = []
         for number, (count, places) in enumerate(zip(counts, allowed, strict=True)):
             picks = rng.choice(len(places), size=min(int(count), len(places)), replace=False)
             drawn += [Alarm(number, int(head), int(look)) for look, head in places[picks]]
-        found.append(judge(runs, drawn, "random times", horizon, capability, resamples=0))
+        found.append(judge(runs, drawn, "random times", horizon, joins, resamples=0))
     return _mean("random times", found)
 
 
@@ -501,8 +517,8 @@ def trust_table(
         if not any(np.isfinite(run.signals.get(candidate.signal, np.nan)).any() for run in runs):
             continue
         raised = replay(runs, candidate)
-        rows.append(judge(runs, raised, candidate.name, horizon, candidate.capability))
-        random.append(random_times(runs, raised, horizon, candidate.capability, draws))
+        rows.append(judge(runs, raised, candidate.name, horizon, candidate.joins))
+        random.append(random_times(runs, raised, horizon, candidate.joins, draws))
     return TrustTable(tuple(rows), tuple(random), horizon)
 
 
@@ -513,7 +529,7 @@ def operating_curve(
     curve = []
     for value in sensitivities:
         changed = candidate.with_sensitivity(value)
-        found = judge(runs, replay(runs, changed), candidate.name, horizon, candidate.capability, resamples=0)
+        found = judge(runs, replay(runs, changed), candidate.name, horizon, candidate.joins, resamples=0)
         curve.append((value, found))
     return curve
 

@@ -150,7 +150,12 @@ def parse_settings(settings: list[str]) -> WarningParameters:
         name, given, text = setting.partition("=")
         alarm, _, parameter = name.strip().partition(".")
         text = text.strip()
-        if not given or alarm not in raw or (not parameter and text != "off"):
+        if (
+            not given
+            or not isinstance(raw.get(alarm), dict | None)
+            or alarm not in raw
+            or not (parameter or text == "off")
+        ):
             raise ThresholdError(
                 f"--set {setting!r} is not understood: write ALARM.PARAMETER=VALUE or ALARM=off, with ALARM one of "
                 f"{', '.join(raw)}"

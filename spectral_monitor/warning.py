@@ -391,9 +391,10 @@ def detect(tokens: Sequence[float] | FloatArray, pr: Sequence[float] | FloatArra
 def signal(name: str, heads: HeadTable, length: int, capability: str = "induction") -> FloatArray:
     """[K] one signal of all heads; NaN where the observation does not have it.
 
-    ``pr``: as it is. ``pr_over_null``: PR / PR on the null batch. ``content_share``: share of the output's variance
-    at the query that changes with B alone. ``attention``: mass on the capability's target in units of 1 /
-    ``length`` (what an even spread over T positions would give). ``selectivity``: of the capability.
+    ``pr``: as it is. ``pr_centred``: PR of the rows less their mean. ``pr_over_null``: PR / PR on the null batch.
+    ``content_share``: share of the output's variance at the query that changes with B alone. ``attention``: mass on
+    the capability's target in units of 1 / ``length`` (what an even spread over T positions would give).
+    ``selectivity``: of the capability.
     ``previous_token``: the same as ``attention`` for the previous token, but NaN in the last layer: no head comes
     after it that could build on it.
 
@@ -403,8 +404,8 @@ def signal(name: str, heads: HeadTable, length: int, capability: str = "inductio
     missing = np.full(len(heads), np.nan)
     if name == "pr":
         return heads.pr
-    if name == "content_share":
-        return heads.extra.get("content_share", missing)
+    if name in ("content_share", "pr_centred"):
+        return heads.extra.get(name, missing)
     if name == "pr_over_null":
         with np.errstate(divide="ignore", invalid="ignore"):
             return heads.pr / heads.extra.get("pr_null", missing)
@@ -419,7 +420,7 @@ def signal(name: str, heads: HeadTable, length: int, capability: str = "inductio
 
 
 #: Names that ``signal`` knows.
-SIGNALS = ("pr", "pr_over_null", "content_share", "attention", "previous_token", "selectivity")
+SIGNALS = ("pr", "pr_centred", "pr_over_null", "content_share", "attention", "previous_token", "selectivity")
 
 
 @dataclass(frozen=True)
@@ -457,12 +458,18 @@ PREVIOUS_TOKEN = Crossing(selectivity=100.0)
 
 @dataclass(frozen=True)
 class Watch:
-    """One head alarm: the signal it looks at, its rule, and the kind and capability of the event it raises."""
+    """One head alarm: the signal it looks at, its rule, and the kind and capability of the event it raises.
+
+    ``joins`` are the circuits that it warns of ("" is that of the probe's own capability), ``until_formed`` means that
+    it is silent once that one has a member.
+    """
 
     signal: str
     rule: Rule
     kind: str
     capability: str | None = None
+    joins: tuple[str, ...] = ("",)
+    until_formed: bool = False
 
 
 @dataclass(frozen=True)
@@ -473,6 +480,8 @@ class WarningParameters:
 
     Attributes:
         pr: ``pr_rise``, over PR.
+        pr_until_formed: PR alarms only while the probe's circuit has no member yet. Once there is one, the PR of many
+            heads rises because what they read has become richer, not because they form anything.
         content: ``content_rise``, over the content share (0 to 1); silent where observations lack it.
         attention: ``attention_rise``, over the capability's attention in units of 1 / T.
         precursor: ``attention_rise`` of capability ``previous_token``, over the attention on the previous token in
@@ -483,6 +492,7 @@ class WarningParameters:
     """
 
     pr: RiseRule | None = field(default_factory=RiseRule)
+    pr_until_formed: bool = True
     content: LevelRule | None = field(default_factory=lambda: LevelRule(bar=0.1))
     attention: LevelRule | None = field(default_factory=lambda: LevelRule(bar=3.0))
     precursor: LevelRule | None = field(default_factory=lambda: LevelRule(bar=3.0))
@@ -509,6 +519,9 @@ class WarningParameters:
         }
         rules: dict[str, Any] = {}
         for name, fields in raw.items():
+            if name == "pr_until_formed":
+                rules[name] = bool(fields)
+                continue
             if name not in kinds:
                 raise ThresholdError(f"early warning: no alarm {name!r}; there are {', '.join(kinds)}")
             if fields is None:
@@ -525,17 +538,17 @@ class WarningParameters:
 
     def watches(self) -> dict[str, Watch]:
         """The head alarms that run, by name."""
-        chosen: dict[str, tuple[str, Rule | None, str, str | None]] = {
-            "pr_rise": ("pr", self.pr, "pr_rise", None),
-            "content_rise": ("content_share", self.content, "content_rise", None),
-            "attention_rise": ("attention", self.attention, "attention_rise", None),
-            "previous_token_rise": ("previous_token", self.precursor, "attention_rise", "previous_token"),
-        }
-        return {
-            name: Watch(series, rule, kind, capability)
-            for name, (series, rule, kind, capability) in chosen.items()
-            if rule is not None
-        }
+        previous = "previous_token"
+        found: dict[str, Watch] = {}
+        if self.pr is not None:
+            found["pr_rise"] = Watch("pr", self.pr, "pr_rise", joins=("", previous), until_formed=self.pr_until_formed)
+        if self.content is not None:
+            found["content_rise"] = Watch("content_share", self.content, "content_rise")
+        if self.attention is not None:
+            found["attention_rise"] = Watch("attention", self.attention, "attention_rise")
+        if self.precursor is not None:
+            found["previous_token_rise"] = Watch(previous, self.precursor, "attention_rise", previous, (previous,))
+        return found
 
 
 #: The format of ``EarlyWarning.state_dict``.
@@ -598,7 +611,7 @@ class EarlyWarning:
             values = np.where(usable, signal(watch.signal, heads, self.length, self.capability), np.nan)
             lows = self._minima(name)
             rising = [head for head in self._advance(name, watch.rule, names, at, values)["up"] if head not in members]
-            if rising:
+            if rising and not (watch.until_formed and members):
                 events.append(self._rise(observation, watch, rising, dict(zip(names, values, strict=True)), lows))
         if self.parameters.crossing is not None:
             scores = np.where(usable, self.parameters.crossing.score(heads, self.capability), np.nan)

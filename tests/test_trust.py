@@ -152,14 +152,31 @@ def test_a_precursor_is_judged_by_its_own_class_and_leads_the_circuit() -> None:
     run = series(previous_token=step(11, 1.0, 6.0, [4, 5]))
     run.members["previous_token"] = np.zeros((LOOKS, 6), dtype=bool)
     run.members["previous_token"][25:, 5] = True
-    precursor = Candidate("precursor", "previous_token", LevelRule(bar=3.0), "previous_token")
+    precursor = Candidate("precursor", "previous_token", LevelRule(bar=3.0), ("previous_token",))
     raised = replay([run], precursor)
     assert [(alarm.head, alarm.look) for alarm in raised] == [(4, 12), (5, 12)]
-    found = judge([run], raised, "precursor", capability="previous_token")
+    found = judge([run], raised, "precursor", joins=("previous_token",))
     assert (found.right, found.alarms, found.warned, found.circuit) == (1, 2, 1, 1)
     assert found.lead == pytest.approx(SPACING**13)
     assert found.circuit_lead == pytest.approx(SPACING**18)
     assert (found.runs_warned, found.runs_formed) == (1, 1)
+
+
+def test_pr_may_lead_into_either_circuit_and_is_silent_once_the_circuit_is_there() -> None:
+    """Head 5 becomes a previous-token head; head 4 rises only after the first member joined, at look 30."""
+    pr = step(20, 3.0, 9.0, [0, 5])
+    pr[33:, 4] = 9.0
+    run = series(pr=pr)
+    run.members["previous_token"] = np.zeros((LOOKS, 6), dtype=bool)
+    run.members["previous_token"][32:, 5] = True
+    found = {one.name: one for one in candidates()}["pr_rise"]
+    raised = replay([run], found)
+    assert [(alarm.head, alarm.look) for alarm in raised] == [(0, 21), (5, 21)]
+    either = judge([run], raised, "pr", joins=found.joins)
+    assert (either.right, either.alarms, either.warned, either.circuit) == (2, 2, 2, 4)
+    assert judge([run], raised, "pr").right == 1
+    every = replay([run], Candidate("pr", "pr", RiseRule()))
+    assert [(alarm.head, alarm.look) for alarm in every] == [(0, 21), (4, 34), (5, 21)]
 
 
 def test_the_circuits_lead_is_of_the_first_right_alarm_in_each_run() -> None:

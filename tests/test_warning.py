@@ -431,6 +431,14 @@ def test_a_member_of_the_circuit_raises_no_early_warning() -> None:
     assert events == []
 
 
+def test_pr_is_silent_once_the_circuit_has_a_member_unless_asked_otherwise() -> None:
+    """The member is head 0, the riser head 2; attention alarms go on."""
+    for until_formed, kinds in ((True, ["attention_rise"]), (False, ["pr_rise", "attention_rise"])):
+        warning = EarlyWarning(T, WarningParameters(pr_until_formed=until_formed, content=None, crossing=None))
+        found = [event.kind for look in rising_run() for event in warning.update(look, circuit_members={Head(1, 0)})]
+        assert found == kinds
+
+
 def test_an_observation_without_companion_raises_no_content_alarm() -> None:
     warning = EarlyWarning(T)
     looks = [replace(look, heads=replace(look.heads, extra={})) for look in rising_run()]
@@ -510,7 +518,9 @@ def test_state_of_another_format_is_refused() -> None:
 
 
 def test_parameters_go_through_json() -> None:
-    chosen = WarningParameters(pr=RiseRule(ratio=1.3), content=None, crossing=Crossing(selectivity=20.0))
+    chosen = WarningParameters(
+        pr=RiseRule(ratio=1.3), pr_until_formed=False, content=None, crossing=Crossing(selectivity=20.0)
+    )
     assert WarningParameters.from_dict(json.loads(json.dumps(chosen.to_dict(), allow_nan=False))) == chosen
     with pytest.raises(ThresholdError, match="no alarm 'prr'"):
         WarningParameters.from_dict({"prr": {}})
