@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spectral_monitor.errors import SpectralMonitorError
-from train_examples.reference import OptionError, ReferenceArguments, build, parse, parser, rows_wanted
+from train_examples.reference import OptionError, ReferenceArguments, build, optimizer_of, parse, parser, rows_wanted
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -52,7 +52,8 @@ def run(options: ReferenceArguments, training: TrainingArguments) -> list[float]
 
     out = Path(training.output_dir or "tinystories")
     set_seed(training.seed)
-    trackers = [name for name in training.report_to if name not in ("none", "")]
+    asked = [training.report_to] if isinstance(training.report_to, str) else training.report_to or []
+    trackers = [name for name in asked if name != "none"]
     accelerator = Accelerator(
         cpu=training.use_cpu,
         mixed_precision="bf16" if training.bf16 else "no",
@@ -65,12 +66,7 @@ def run(options: ReferenceArguments, training: TrainingArguments) -> list[float]
             "spectral_monitor_reference", config={"seed": training.seed, "preset": options.preset}
         )
     setup = build(options, training.seed, rows_wanted(training))
-    optimizer = torch.optim.AdamW(
-        setup.model.parameters(),
-        lr=training.learning_rate,
-        betas=(training.adam_beta1, training.adam_beta2),
-        weight_decay=training.weight_decay,
-    )
+    optimizer = optimizer_of(options, training, setup.model)
     processes = accelerator.num_processes
     scheduler = get_scheduler(
         training.lr_scheduler_type, optimizer, int(training.warmup_steps) * processes, training.max_steps * processes

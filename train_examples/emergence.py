@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spectral_monitor.errors import SpectralMonitorError
+from train_examples.planting import build_optimizer, spread_attention_gains
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
     from train_examples.copy_process import CopyProcess, TokenRows
@@ -40,9 +40,7 @@ class Recipe:
         init_std: standard deviation of the initial weights.
         learning_rate: of AdamW (betas 0.9 and 0.98, weight decay 0.01), after 50 steps of warm-up.
         attention_gains: (low, high): the initial query and key weights of the last layer's heads are multiplied by
-            gains from low to high in geometric steps, in an order drawn from the seed. None: left alone.
-        attention_learning_rate, attention_eps: learning rate factor and Adam epsilon of the last layer's query, key and
-            value weights. A large epsilon makes Adam's step proportional to the gradient, so that the gains last.
+            gains from low to high (see ``planting``). None: left alone.
         decay_from: fraction of the steps after which the learning rate falls linearly to 5%; None: constant.
         planted: one sentence: what of the outcome is put in by hand.
         expected: one sentence: what the monitor should find.
@@ -63,8 +61,6 @@ class Recipe:
     init_std: float = 0.1
     learning_rate: float = 3e-3
     attention_gains: tuple[float, float] | None = None
-    attention_learning_rate: float = 1.0
-    attention_eps: float = 1e-8
     decay_from: float | None = None
 
 
@@ -78,11 +74,9 @@ RECIPES: dict[str, Recipe] = {
             heads=12,
             width=192,
             mlp_width=192,
-            steps=700,
+            steps=500,
             init_std=0.07,
             attention_gains=(0.8, 8.0),
-            attention_learning_rate=6.0,
-            attention_eps=2e-3,
             decay_from=0.75,
             planted=(
                 "when the circuit forms is learned; which heads of layer 1 form it is planted "
@@ -138,7 +132,7 @@ def build_model(recipe: Recipe, seed: int) -> PreTrainedModel:
         torch.manual_seed(seed)
         model = _gpt2(recipe) if recipe.family == "gpt2" else _gpt_neox(recipe)
         if recipe.attention_gains is not None:
-            _spread_attention_gains(model, recipe)
+            spread_attention_gains(model, *recipe.attention_gains)
     return model
 
 
@@ -181,45 +175,11 @@ def _gpt2(recipe: Recipe) -> PreTrainedModel:
     return GPT2LMHeadModel(config)
 
 
-def _spread_attention_gains(model: Any, recipe: Recipe) -> None:
-    """Multiply the last layer's query and key weights, head by head, by gains from low to high in random order."""
-    import torch
-
-    assert recipe.attention_gains is not None
-    low, high = recipe.attention_gains
-    gains = torch.logspace(0, 1, recipe.heads, base=high / low) * low
-    gains = gains[torch.randperm(recipe.heads)]
-    size = recipe.width // recipe.heads
-    with torch.no_grad():
-        # GPT-NeoX keeps query, key and value of one head together: [heads, 3 * size, width].
-        weight = model.gpt_neox.layers[-1].attention.query_key_value.weight.view(recipe.heads, 3 * size, recipe.width)
-        weight[:, : 2 * size] *= gains[:, None, None]
-
-
 def build_dataset(recipe: Recipe, seed: int, steps: int | None = None) -> TokenRows:
     """Rows for ``steps`` optimizer steps (default: the recipe's), each seen once; decided by ``seed`` alone."""
     from train_examples.copy_process import TokenRows
 
     return TokenRows(language(recipe).sample((steps or recipe.steps) * recipe.batch, seed))
-
-
-def build_optimizer(recipe: Recipe, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """AdamW; the last layer's query, key and value weights form a group of their own where the recipe asks for it."""
-    import torch
-
-    apart = f"layers.{recipe.layers - 1}.attention.query_key_value" if recipe.attention_gains is not None else None
-    groups: list[dict[str, Any]] = [
-        {"params": [p for name, p in model.named_parameters() if apart is None or apart not in name]}
-    ]
-    if apart is not None:
-        groups.append(
-            {
-                "params": [p for name, p in model.named_parameters() if apart in name],
-                "lr": recipe.learning_rate * recipe.attention_learning_rate,
-                "eps": recipe.attention_eps,
-            }
-        )
-    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
 
 
 def training_arguments(
@@ -285,11 +245,13 @@ def train(
 
     arguments = training_arguments(recipe, seed, steps, out, **options)
     model = build_model(recipe, seed)
+    gains = recipe.attention_gains is not None
+    optimizer = build_optimizer(model, recipe.learning_rate, (0.9, 0.98), 0.01, gains)
     trainer = Trainer(
         model=model,
         args=arguments,
         train_dataset=build_dataset(recipe, seed, steps),
-        optimizers=(build_optimizer(recipe, model), None),
+        optimizers=(optimizer, None),
         callbacks=list(callbacks),
     )
     trainer.remove_callback(PrinterCallback)  # the Trainer puts it in where there is no progress bar

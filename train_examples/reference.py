@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from spectral_monitor.errors import SpectralMonitorError
 from train_examples.corpus import Corpus, TrainingRows, load_corpus, load_tokenizer
 from train_examples.key_retrieval import KeyRetrieval, key_retrieval, key_retrieval_probe
+from train_examples.planting import build_optimizer, plant_previous_token_head, spread_attention_gains
 
 if TYPE_CHECKING:
+    import torch
     from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
     from spectral_monitor.probe import ProbeBatch
@@ -54,8 +56,16 @@ class ReferenceArguments:
     previous_token_bias: float = field(
         default=0.0,
         metadata={
-            "help": "gpt_neox only. Above 0: head 0 of layer 0 starts out attending to the previous token (its query and "
-            "key biases are set to this size). Planted, so that a small run need not wait for it."
+            "help": "gpt_neox only. Above 0: head 0 of layer 0 starts out attending to the previous token (its query "
+            "and key biases have this size). Planted, so that a small run need not wait for it."
+        },
+    )
+    attention_gains: list[float] = field(
+        default_factory=list,
+        metadata={
+            "help": "gpt_neox only. LOW HIGH: gains of the last layer's initial query and key weights, head by head in "
+            "random order. Planted: the heads with the smallest gains form the circuits, so that others are left as a "
+            "control. Default: none."
         },
     )
     code_share: float = field(default=0.10, metadata={"help": "Share of the rows that carry a secret code."})
@@ -100,18 +110,19 @@ _PRESETS: dict[str, dict[str, Any]] = {
         "vocabulary": 768,
         "family": "gpt_neox",
         "layers": 2,
-        "width": 128,
-        "heads": 8,
+        "width": 192,
+        "heads": 12,
         "context": 128,
         "init_std": 0.08,
         "previous_token_bias": 3.0,
+        "attention_gains": [0.8, 8.0],
         "code_share": 0.5,
         "code_words": 64,
         "gap": [8, 48],
         "long_gap": [56, 88],
         "probe_rows": 256,
-        "max_steps": 1500,
-        "per_device_train_batch_size": 32,
+        "max_steps": 1000,
+        "per_device_train_batch_size": 16,
         "learning_rate": 3e-3,
         "weight_decay": 0.1,
         "adam_beta1": 0.9,
@@ -154,6 +165,10 @@ def parse(
             raise OptionError(f"--{name} takes two numbers, LOW HIGH")
     if options.width % options.heads:
         raise OptionError(f"a width of {options.width} cannot be shared by {options.heads} heads: choose a multiple")
+    if len(options.attention_gains) not in (0, 2) or min(options.attention_gains, default=1.0) <= 0:
+        raise OptionError("--attention_gains takes two numbers above 0, LOW HIGH")
+    if options.family != "gpt_neox" and (options.attention_gains or options.previous_token_bias):
+        raise OptionError("--attention_gains and --previous_token_bias need --family gpt_neox: leave them out")
     if options.family not in ("gpt2", "gpt_neox"):
         raise OptionError(f"there is no family {options.family!r}: choose gpt2 or gpt_neox")
     return options, training
@@ -251,45 +266,46 @@ def build_model(options: ReferenceArguments, vocabulary: int, seed: int) -> PreT
                 use_cache=False,
             )
         )
+        if options.attention_gains:
+            spread_attention_gains(model, *options.attention_gains)
         if options.previous_token_bias:
             plant_previous_token_head(model, options.previous_token_bias)
         return model
 
 
-def plant_previous_token_head(model: Any, size: float) -> None:
-    """Set the query and key biases of L0H0 so that its rotary scores are largest one position back.
-
-    With rotary positions a constant key ``k`` and a constant query ``q`` score ``sum_i Re(q_i conj(k_i) e^(i f_i d))``
-    at distance ``d``, ``f_i`` the rotary frequencies; ``k_i = size`` and ``q_i = size * e^(-i f_i)`` peak at d = 1.
-    """
-    import torch
-
-    attention = model.gpt_neox.layers[0].attention
-    frequencies = model.gpt_neox.rotary_emb.inv_freq.float()
-    head_size, half = attention.head_size, len(frequencies)
-    with torch.no_grad():
-        bias = attention.query_key_value.bias  # [heads * 3 * head size]: query, key, value of head 0 come first
-        bias[:half] = size * torch.cos(frequencies)
-        bias[half : 2 * half] = -size * torch.sin(frequencies)
-        bias[head_size : head_size + half] = size
-
-
 def build_probes(
     options: ReferenceArguments, tokenizer: PreTrainedTokenizerBase, task: KeyRetrieval, corpus: Corpus
 ) -> tuple[ProbeBatch, ...]:
-    """Induction, key retrieval at the training gaps, and key retrieval at longer gaps."""
+    """Induction, key retrieval at the training gaps, and key retrieval at longer gaps.
+
+    With the `own` tokenizer the induction probe is drawn from ``name_pieces``: the generated stories' other tokens
+    follow a fixed grammar, so that nothing in training asks for induction over them.
+    """
     from spectral_monitor.probe import induction_probe
 
     low, high = options.long_gap
     length = options.context
     filler = _fixed_filler(options, tokenizer, corpus)
+    exclude = set(tokenizer.all_special_ids)
+    if options.tokenizer == "own":
+        exclude |= set(range(len(tokenizer))) - set(name_pieces(tokenizer))
     return (
         induction_probe(
-            rows=options.probe_rows, length=length, vocabulary=len(tokenizer), exclude=tokenizer.all_special_ids
+            rows=options.probe_rows,
+            length=length,
+            token_range=(0, len(tokenizer)) if options.tokenizer == "own" else (100, 10_000),
+            vocabulary=len(tokenizer),
+            exclude=exclude,
         ),
         key_retrieval_probe(task, filler, options.probe_rows, length),
         key_retrieval_probe(task, filler, options.probe_rows, length, gap=(low, high), name="key_retrieval_long"),
     )
+
+
+def name_pieces(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids of lower-case pieces that go on inside a word: what recurs in the generated stories, in names above all."""
+    texts = {token: str(tokenizer.decode([token])) for token in range(len(tokenizer))}
+    return [token for token, text in texts.items() if text.isascii() and text.isalpha() and text.islower()]
 
 
 def _fixed_filler(options: ReferenceArguments, tokenizer: PreTrainedTokenizerBase, corpus: Corpus) -> Any:
@@ -314,3 +330,10 @@ def rows_wanted(training: TrainingArguments) -> int:
         * training.gradient_accumulation_steps
         * max(1, training.world_size)
     )
+
+
+def optimizer_of(options: ReferenceArguments, training: TrainingArguments, model: torch.nn.Module) -> Any:
+    """AdamW as the options ask for it."""
+    betas = (training.adam_beta1, training.adam_beta2)
+    gains = bool(options.attention_gains)
+    return build_optimizer(model, training.learning_rate, betas, training.weight_decay, gains)

@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spectral_monitor.errors import SpectralMonitorError
-from train_examples.reference import OptionError, ReferenceArguments, build, parse, parser, rows_wanted, seeds_of
+from train_examples.reference import (
+    OptionError,
+    ReferenceArguments,
+    build,
+    optimizer_of,
+    parse,
+    parser,
+    rows_wanted,
+    seeds_of,
+)
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -41,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(options: ReferenceArguments, training: TrainingArguments, seed: int, out: Path) -> Trainer:
     """Train one seed to its end, with the monitor; the last checkpoint goes to ``out/final``."""
     import transformers
-    from transformers import Trainer
+    from transformers import Trainer, default_data_collator
 
     from spectral_monitor.attach.trainer import SpectralMonitorCallback
 
@@ -63,7 +72,9 @@ def run(options: ReferenceArguments, training: TrainingArguments, seed: int, out
         model=setup.model,
         args=arguments,
         train_dataset=setup.rows,
+        data_collator=default_data_collator,
         processing_class=setup.tokenizer,
+        optimizers=(optimizer_of(options, arguments, setup.model), None),
         callbacks=callbacks,
     )
     trainer.train(resume_from_checkpoint=_checkpoint(arguments, out))

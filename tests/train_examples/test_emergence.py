@@ -15,11 +15,11 @@ from train_examples.emergence import (
     RecipeError,
     build_dataset,
     build_model,
-    build_optimizer,
     recipe_named,
     train,
     training_arguments,
 )
+from train_examples.planting import build_optimizer
 
 SMALL = dataclasses.replace(RECIPES["emergence"], heads=4, width=32, mlp_width=32, length=16, batch=4, steps=3)
 
@@ -48,10 +48,11 @@ def test_gains_spread_the_last_layers_queries_and_keys_only() -> None:
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_the_optimizer_holds_every_parameter_once(name: str) -> None:
     model = build_model(RECIPES[name], 0)
-    groups = build_optimizer(RECIPES[name], model).param_groups
+    gains = RECIPES[name].attention_gains is not None
+    groups = build_optimizer(model, 3e-3, (0.9, 0.98), 0.01, gains).param_groups
     held = [id(parameter) for group in groups for parameter in group["params"]]
     assert sorted(held) == sorted({id(parameter) for parameter in model.parameters()})
-    assert len(groups) == (2 if RECIPES[name].attention_gains else 1)
+    assert len(groups) == 1 + gains
 
 
 def test_a_run_sees_each_row_once_and_repeats_to_the_bit(tmp_path: Path) -> None:

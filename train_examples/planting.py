@@ -1,0 +1,77 @@
+"""What the small runs put in by hand, so that they show in minutes what larger runs show in days.
+
+Each function says what it plants. A result of a run that uses one must say so too: with gains, *when* a circuit forms
+is learned, *which* heads of the last layer form it is not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+#: Learning-rate factor and Adam epsilon of weights that were given gains. With so large an epsilon Adam's step is
+#: proportional to the gradient, so that it does not undo the gains.
+LEARNING_RATE_FACTOR, EPSILON = 6.0, 2e-3
+
+
+def spread_attention_gains(model: Any, low: float, high: float) -> None:
+    """Multiply the last layer's query and key weights, head by head, by gains from ``low`` to ``high``.
+
+    In geometric steps, in an order drawn from torch's random state. Plants which heads form the circuit: those with
+    the smallest gains. GPT-NeoX only.
+    """
+    import torch
+
+    attention = model.gpt_neox.layers[-1].attention
+    size, width = attention.head_size, model.config.hidden_size
+    heads = width // size
+    gains = torch.logspace(0, 1, heads, base=high / low) * low
+    gains = gains[torch.randperm(heads)]
+    with torch.no_grad():
+        # GPT-NeoX keeps query, key and value of one head together: [heads, 3 * size, width].
+        weight = attention.query_key_value.weight.view(heads, 3 * size, width)
+        weight[:, : 2 * size] *= gains[:, None, None]
+
+
+def plant_previous_token_head(model: Any, size: float) -> None:
+    """Set the query and key biases of L0H0 so that its rotary scores are largest one position back.
+
+    With rotary positions a constant key ``k`` and a constant query ``q`` score ``sum_i Re(q_i conj(k_i) e^(i f_i d))``
+    at distance ``d``, ``f_i`` the rotary frequencies; ``k_i = size`` and ``q_i = size * e^(-i f_i)`` peak at d = 1.
+    Plants the previous-token half of an induction circuit. GPT-NeoX only.
+    """
+    import torch
+
+    attention = model.gpt_neox.layers[0].attention
+    frequencies = model.gpt_neox.rotary_emb.inv_freq.float()
+    head_size, half = attention.head_size, len(frequencies)
+    with torch.no_grad():
+        bias = attention.query_key_value.bias  # [heads * 3 * head size]: query, key, value of head 0 come first
+        bias[:half] = size * torch.cos(frequencies)
+        bias[half : 2 * half] = -size * torch.sin(frequencies)
+        bias[head_size : head_size + half] = size
+
+
+def build_optimizer(
+    model: torch.nn.Module, learning_rate: float, betas: tuple[float, float], weight_decay: float, gains: bool
+) -> torch.optim.Optimizer:
+    """AdamW; with ``gains`` the last layer's query, key and value weights form a group of their own."""
+    import torch
+
+    named = list(model.named_parameters())
+    apart = set[str]()
+    if gains:
+        last = max(int(name.split(".layers.")[1].split(".")[0]) for name, _ in named if ".layers." in name)
+        apart = {name for name, _ in named if f".layers.{last}.attention.query_key_value" in name}
+    groups: list[dict[str, Any]] = [{"params": [parameter for name, parameter in named if name not in apart]}]
+    if apart:
+        groups.append(
+            {
+                "params": [parameter for name, parameter in named if name in apart],
+                "lr": learning_rate * LEARNING_RATE_FACTOR,
+                "eps": EPSILON,
+            }
+        )
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, weight_decay=weight_decay)
