@@ -143,7 +143,7 @@ class torch_calls(TorchFunctionMode):
 
 
 def _is_score_matrix(scores: Tensor) -> bool:
-    return scores.dim() in (3, 4) and scores.shape[-2] > 1 and scores.shape[-1] == scores.shape[-2]
+    return scores.dim() in (3, 4, 5) and scores.shape[-2] > 1 and scores.shape[-1] >= scores.shape[-2]
 
 
 # -- discovery --------------------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class _Discovery:
         finally:
             self._inside_interface -= 1
         query, key = (_argument(args, kwargs, place, name) for place, name in enumerate(("query", "key")))
-        self._check_square(module, query, key)
+        self._check_square(module, query.shape[0], query.shape[-2], key.shape[-2])
         output = result[0] if isinstance(result, tuple) else result
         self._add(module, "interface", query.shape[1])
         marked = _with_tangent(output, dim=-2, index=query.shape[1] - 1)
@@ -300,29 +300,32 @@ class _Discovery:
                     f"{self._name}: {self._path(module)} calls scaled_dot_product_attention on a query of shape "
                     f"{tuple(query.shape)}: its heads are told apart only in [rows, heads, positions, head size]"
                 )
-            self._check_square(module, query, key)
+            self._check_square(module, query.shape[0], query.shape[-2], key.shape[-2])
             self._add(module, "sdpa", query.shape[1])
             return _with_tangent(result, dim=1, index=query.shape[1] - 1)
         scores = _argument(args, kwargs, 0, "input")
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        if scores.shape[-1] != self._length or dim not in (-1, scores.dim() - 1):
+        if scores.shape[-2] != self._length or dim not in (-1, scores.dim() - 1):
             return result
-        if scores.dim() == 4:
-            if scores.shape[0] != self._batch:
+        if scores.dim() == 3:
+            if scores.shape[-1] != self._length or scores.shape[0] % self._batch:
                 return result
-            self._add(module, "softmax", scores.shape[1])
-            return _with_tangent(result, dim=1, index=scores.shape[1] - 1)
-        if scores.shape[0] % self._batch:
-            return result
-        heads = scores.shape[0] // self._batch
-        self._add(module, "softmax", heads)
-        return _with_tangent(result.view(self._batch, heads, *scores.shape[1:]), 1, heads - 1).view(scores.shape)
-
-    def _check_square(self, module: nn.Module, query: Tensor, key: Tensor) -> None:
-        if query.shape[0] != self._batch or query.shape[-2] != self._length or key.shape[-2] != self._length:
+            heads = scores.shape[0] // self._batch
+            self._add(module, "softmax", heads)
+            return _with_tangent(result.view(self._batch, heads, *scores.shape[1:]), 1, heads - 1).view(scores.shape)
+        self._check_square(module, scores.shape[0], scores.shape[-2], scores.shape[-1])
+        if scores.dim() == 5:
             raise CaptureError(
-                f"{self._name}: {self._path(module)} attends from {query.shape[-2]} to {key.shape[-2]} positions in "
-                f"{query.shape[0]} rows, shown {self._batch} rows of {self._length} tokens (chunks, patches, prompt "
+                f"{self._name}: {self._path(module)} has attention scores of shape {tuple(scores.shape)}: its heads "
+                "are told apart only in [rows, heads, positions, positions]"
+            )
+        self._add(module, "softmax", scores.shape[1])
+        return _with_tangent(result, dim=1, index=scores.shape[1] - 1)
+
+    def _check_square(self, module: nn.Module, rows: int, queries: int, keys: int) -> None:
+        if rows != self._batch or queries != self._length or keys != self._length:
+            raise CaptureError(
+                f"{self._name}: {self._path(module)} attends from {queries} to {keys} positions in {rows} rows, shown {self._batch} rows of {self._length} tokens (chunks, patches, prompt "
                 "tokens or cross-attention): its attention rows are not the tokens' and it is not measured"
             )
 
@@ -348,6 +351,7 @@ class _Discovery:
             )
         for found in self._found:
             self._check(found)
+        self._check_none_missing()
         numbers, note = self._numbers()
         blocks = tuple(
             AttentionBlock(
@@ -385,6 +389,17 @@ class _Discovery:
                 "projection: their outputs cannot be told apart, so it is not measured"
             )
 
+    def _check_none_missing(self) -> None:
+        """A module of the same class as another's attention that ran but showed no attention is a path unseen."""
+        seen = {id(found.module) for found in self._found}
+        kinds = {type(found.module) for found in self._found}
+        for name, module in self._model.named_modules():
+            if type(module) in kinds and id(module) in self._calls and id(module) not in seen:
+                raise CaptureError(
+                    f"{self._name}: {name} ran without an attention that can be seen, while others of its kind show "
+                    "theirs: part of the heads would be missing, so it is not measured"
+                )
+
     def _numbers(self) -> tuple[list[int], str | None]:
         """True layer number of each attention, and a note where it is not the place in the model's list of layers."""
         paths = [found.layer_path for found in self._found]
@@ -393,8 +408,8 @@ class _Discovery:
         runs = [found.run for found in self._found]
         if None not in paths and len(set(runs)) == len(runs):
             return runs, "layers run more than once in a forward pass: they are numbered in order of execution"
-        own = [getattr(found.module, "layer_idx", None) for found in self._found]
-        if all(isinstance(number, int) for number in own) and len(set(own)) == len(own):
+        own = [number for found in self._found if isinstance(number := getattr(found.module, "layer_idx", None), int)]
+        if len(set(own)) == len(self._found):
             return own, None if paths[0] is None else "layers hold several attentions: numbered by their layer_idx"
         return list(range(len(self._found))), "attentions are numbered in order of execution"
 
@@ -412,6 +427,7 @@ class _Discovery:
 
 def _with_tangent(value: Tensor, dim: int, index: int) -> Tensor:
     """``value`` with a tangent of ones on one index (one head) of a dimension, zeros elsewhere."""
+    value = _without_tangent(value)
     tangent = torch.zeros_like(value)
     tangent.select(dim, index).fill_(1)
     return forward_ad.make_dual(value, tangent)

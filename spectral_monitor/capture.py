@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spectral_monitor.anatomy import Anatomy, AttentionBlock, Kind, interface_calls, find_heads, torch_calls
+from spectral_monitor.anatomy import Anatomy, AttentionBlock, Kind, find_heads, interface_calls, torch_calls
 from spectral_monitor.errors import CaptureError, ProbeError
 from spectral_monitor.guest import guest, unwrap
 from spectral_monitor.heads import Head
 from spectral_monitor.observation import FloatArray, IntArray
 from spectral_monitor.probe import ProbeBatch
+from spectral_monitor.ranks import Reduction, split_over
 from spectral_monitor.screen import Columns, column_indicators
 from spectral_monitor.spectrum import gram
 
@@ -169,6 +170,15 @@ def _sdpa_row(args: tuple[Any, ...], kwargs: dict[str, Any], positions: Tensor) 
     )
 
 
+def _heads_of(scores: Tensor, batch: int, length: int) -> int:
+    """Number of heads of a score matrix [B, H, T, T] or [B * H, T, T] over ``length`` positions; 0 for others."""
+    if scores.shape[-1] != length or scores.shape[-2] != length:
+        return 0
+    if scores.dim() == 4:
+        return scores.shape[1] if scores.shape[0] == batch else 0
+    return scores.shape[0] // batch if scores.dim() == 3 and scores.shape[0] % batch == 0 else 0
+
+
 def _softmax_row(args: tuple[Any, ...], kwargs: dict[str, Any], positions: Tensor) -> _Row:
     scores = args[0] if args else kwargs["input"]
     batch = len(positions)
@@ -237,6 +247,12 @@ class BlockSums:
         values = (getattr(self, name) for name in self.__dataclass_fields__)
         return [value for value in values if value is not None]
 
+    def replace(self, tensors: Sequence[Tensor]) -> None:
+        """Put other values in the place of ``tensors()``."""
+        names = [name for name in self.__dataclass_fields__ if getattr(self, name) is not None]
+        for name, tensor in zip(names, tensors, strict=True):
+            setattr(self, name, tensor)
+
 
 @dataclass
 class Reading:
@@ -262,20 +278,32 @@ class Subject:
         probe: used for the discovery pass (its first two rows).
         forward: how to call a model that does not follow transformers' conventions, ``forward(model, tokens, mask)``
             returning logits for all positions, or for the last one where every query is last.
+        reduce: how ranks share the work; a layer's heads may lie on several of them.
 
     Raises:
         CaptureError: the model's heads cannot be read (the message says what is missing).
         ProbeError: the probe does not fit the model (length, vocabulary).
     """
 
-    def __init__(self, model: nn.Module, probe: ProbeBatch, forward: Forward | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        probe: ProbeBatch,
+        forward: Forward | None = None,
+        reduce: Reduction | None = None,
+    ) -> None:
         self.model = unwrap(model)
         self._forward = forward
         self._accepts = _parameters_of(self.model) if forward is None else frozenset()
         check_fit(self.model, probe)
-        self.anatomy = self._discover(probe)
+        own = self._discover(probe)
+        #: Which heads of each block this rank holds; ``anatomy`` has them all.
+        self.own_heads = [_own_heads(block, reduce or Reduction()) for block in own.blocks]
+        whole = (replace(b, heads=total) for b, (_, total) in zip(own.blocks, self.own_heads, strict=True))
+        self.anatomy = replace(own, blocks=tuple(whole))
         self._attention_of = {(id(b.module), b.call): n for n, b in enumerate(self.anatomy.blocks)}
         self._projection_of = {(id(b.projection), b.projection_call): n for n, b in enumerate(self.anatomy.blocks)}
+        self._check_itself(probe)
 
     @property
     def device(self) -> torch.device:
@@ -283,6 +311,9 @@ class Subject:
         embeddings = getattr(self.model, "get_input_embeddings", None)
         weights = list(embeddings().parameters()) if embeddings is not None and embeddings() is not None else []
         weights = weights or list(self.model.parameters())
+        mesh = getattr(weights[0], "device_mesh", None) if weights else None
+        if mesh is not None:  # a sharded weight may rest on the CPU and compute elsewhere
+            return torch.empty(0, device=mesh.device_type).device
         return weights[0].device if weights else torch.device("cpu")
 
     def logits(self, tokens: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -317,16 +348,26 @@ class Subject:
     def _discover(self, probe: ProbeBatch) -> Anatomy:
         few = probe.take(slice(0, 2))
         tokens, query, mask = self._inputs(few, np.arange(few.rows))
+        # One token less than the probe: a softmax over 256 experts is not to be taken for one over 256 positions.
+        short = tokens[:, :-1], query.clamp_max(probe.length - 2), None if mask is None else mask[:, :-1]
+        with guest(self.model):
+            return find_heads(self.model, lambda: self.logits(*short), *short[0].shape)
+
+    def _check_itself(self, probe: ProbeBatch) -> None:
+        """Hold what is read against what the model computes, on two rows (see ``_CheckTap``)."""
+        few = probe.take(slice(0, 2))
+        rows = np.arange(few.rows)
+        tokens, query, mask = self._inputs(few, rows)
         with guest(self.model):
             plain = self.logits(tokens, query, mask)
-            seen: list[Tensor] = []
-            anatomy = find_heads(self.model, lambda: seen.append(self.logits(tokens, query, mask)), *tokens.shape)
-        if not torch.equal(plain.nan_to_num(), seen[0].nan_to_num()):
+        tap = _CheckTap(self)
+        with self._instrumented(tap):
+            seen = self._run(tap, few, rows)
+        if not torch.equal(plain.nan_to_num(), seen.nan_to_num()):
             raise CaptureError(
                 f"{type(self.model).__name__}: logits change when its attention is watched (by up to "
-                f"{(plain - seen[0]).abs().max().item():.2g}): it is not deterministic, or it cannot be read safely"
+                f"{(plain - seen).abs().max().item():.2g}): it is not deterministic, or it cannot be read safely"
             )
-        return anatomy
 
     def _inputs(self, probe: ProbeBatch, rows: IntArray, companion: str | None = None) -> Any:
         tokens = probe.tokens if companion is None else probe.companions[companion]
@@ -380,7 +421,7 @@ class Subject:
         tap = _ReadTap(self, probe, columns, null_draws)
         examples = Examples.empty(probe.rows)
         forwards = 0
-        with self._instrumented(tap):
+        with reduce.together(), self._instrumented(tap):
             for rows, counts in reduce.micro_batches(probe.rows, batch_size):
                 tap.begin(rows, None if null_positions is None else null_positions[rows], counts)
                 logits = self._run(tap, probe, rows)
@@ -392,9 +433,16 @@ class Subject:
                 forwards += 1 + len(companions)
                 if progress is not None:
                     progress(len(rows))
+        tap.fill(companions)
         reduce.sum([tensor for block in tap.sums for tensor in block.tensors()])
+        self._join_heads(tap.sums, reduce)
         reduce.sum_arrays([examples.logprob, examples.logit, examples.rank, examples.advantage])
         return Reading(self.anatomy, columns, probe.rows, tap.sums, examples, forwards)
+
+    def _join_heads(self, sums: list[BlockSums], reduce: Reduction) -> None:
+        for number, (own, total) in enumerate(self.own_heads):
+            if len(own) < total:
+                sums[number].replace(reduce.join_heads(sums[number].tensors()))
 
     def _run(self, tap: _Tap, probe: ProbeBatch, rows: IntArray, companion: str | None = None) -> Tensor:
         tokens, query, mask = self._inputs(probe, rows, companion)
@@ -434,12 +482,12 @@ class Subject:
         if probe.rows < 2:
             raise ProbeError("mean ablation needs at least two probe rows: with one row it changes nothing")
         reduce = reduce or Reduction()
-        tap = _MeanTap(self, {self._number_of(layer) for layer in layers}, probe.length)
-        with self._instrumented(tap):
+        tap = _MeanTap(self, {self._number_of(layer) for layer in layers})
+        with reduce.together(), self._instrumented(tap):
             for rows, counts in reduce.micro_batches(probe.rows, batch_size):
                 tap.counts = counts
                 self._run(tap, probe, rows)
-        reduce.sum(list(tap.sums.values()))
+        reduce.sum([tap.sums[number] for number in sorted(tap.sums)])
         return {self.anatomy.blocks[number].layer: total / probe.rows for number, total in tap.sums.items()}
 
     def run_conditions(
@@ -463,12 +511,12 @@ class Subject:
         results = [Examples.empty(probe.rows) for _ in conditions]
         tap = _AblationTap(self, means)
         prefix = _Prefix(self, conditions, tap)
-        with self._instrumented(tap):
+        with reduce.together(), self._instrumented(tap):
             for rows, counts in reduce.micro_batches(probe.rows, batch_size):
                 tap.set(frozenset())
                 with prefix.recording():
                     intact = self._run(tap, probe, rows)
-                prefix.check(partial(self._run, tap, probe, rows), intact)
+                prefix.check(partial(self._run, tap, probe, rows), intact, reduce)
                 with prefix.replaying():
                     for condition, result in zip(conditions, results, strict=True):
                         tap.set(condition.heads)
@@ -491,33 +539,6 @@ class Subject:
                 raise CaptureError(f"layer {layer} has heads 0..{block.heads - 1}, there is no {Head(layer, head)}")
 
 
-class Reduction:
-    """How ranks share the rows of a probe batch; this one is for a single process.
-
-    Subclasses (``attach.distributed``) give each rank its micro-batches and add the sums up.
-    """
-
-    def micro_batches(self, rows: int, batch_size: int) -> Iterator[tuple[IntArray, bool]]:
-        """Row numbers of each micro-batch of this rank, and whether they count (False: run only to keep step)."""
-        for start in range(0, rows, batch_size):
-            yield np.arange(start, min(start + batch_size, rows)), True
-
-    def sum(self, tensors: Sequence[Tensor]) -> None:
-        """Add up over ranks, in place."""
-
-    def sum_arrays(self, arrays: Sequence[np.ndarray]) -> None:
-        """Add up over ranks, in place."""
-
-    def broadcast(self, value: Any) -> Any:
-        """Rank 0's value, on all ranks."""
-        return value
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this rank writes."""
-        return True
-
-
 # -- taps: what happens at the places that are watched ------------------------------------------------------------
 
 
@@ -533,16 +554,19 @@ class _Tap:
         self._projection_calls: dict[int, int] = {}
         self._open: list[int] = []
         self._seen: set[int] = set()
+        self._rows_seen: set[int] = set()
         self.skipped: frozenset[int] = frozenset()
         self.query: Tensor = torch.zeros(0, dtype=torch.long)
         self.length = 0
 
     def new_forward(self, query: Tensor, length: int) -> None:
-        self._calls, self._projection_calls, self._open, self._seen = {}, {}, [], set()
+        self._calls, self._projection_calls, self._open = {}, {}, []
+        self._seen, self._rows_seen = set(), set()
         self.query, self.length = query, length
 
     def check_complete(self) -> None:
-        missing = [b for n, b in enumerate(self._blocks) if n not in self._seen and n not in self.skipped]
+        seen = self._seen & self._rows_seen if self.reads_attention else self._seen
+        missing = [b for n, b in enumerate(self._blocks) if n not in seen and n not in self.skipped]
         if missing:
             raise CaptureError(
                 f"{len(missing)} of {len(self._blocks)} attention layers gave nothing in this pass (first: layer "
@@ -567,9 +591,9 @@ class _Tap:
         self._seen.add(number)
         block = self._blocks[number]
         value = args[0] if args else next(iter(kwargs.values()))
-        outputs = value.view(*value.shape[:-1], block.heads, block.head_dim)
+        outputs = value.view(*value.shape[:-1], -1, block.head_dim)
         if outputs.dim() == 3:  # rows and positions flattened into one
-            outputs = outputs.view(len(self.query), -1, block.heads, block.head_dim)
+            outputs = outputs.view(len(self.query), -1, *outputs.shape[-2:])
         changed = self.heads_ran(number, outputs)
         if changed is None:
             return None
@@ -580,9 +604,13 @@ class _Tap:
 
     def on_interface(self, module: nn.Module, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = self._current(module)
-        if number is not None and self._blocks[number].kind == "interface":
-            self.attention_ran(number, _interface_row(module, args, kwargs, self.query))
-        return original(module, *args, **kwargs)
+        if number is None or self._blocks[number].kind != "interface":
+            return original(module, *args, **kwargs)
+        row = _interface_row(module, args, kwargs, self.query)
+        result = original(module, *args, **kwargs)
+        output = result[0] if isinstance(result, tuple) else result
+        self._row_read(number, row, args[2] if len(args) > 2 else kwargs["value"], output)
+        return result
 
     def on_torch(self, kind: Kind, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = original(*args, **kwargs)
@@ -590,10 +618,19 @@ class _Tap:
         if number is None or self._blocks[number].kind != kind:
             return result
         if kind == "sdpa":
-            self.attention_ran(number, _sdpa_row(args, kwargs, self.query))
-        elif (args[0] if args else kwargs["input"]).shape[-1] == self.length:
-            self.attention_ran(number, _softmax_row(args, kwargs, self.query))
+            value = args[2] if len(args) > 2 else kwargs["value"]
+            self._row_read(number, _sdpa_row(args, kwargs, self.query), value, result.transpose(1, 2))
+        elif (
+            _heads_of(args[0] if args else kwargs["input"], len(self.query), self.length) == self._blocks[number].heads
+        ):
+            self._row_read(number, _softmax_row(args, kwargs, self.query))
         return result
+
+    def _row_read(self, number: int, row: _Row, value: Tensor | None = None, output: Tensor | None = None) -> None:
+        self._rows_seen.add(number)
+        self.attention_ran(number, row)
+        if value is not None and output is not None:
+            self.attention_gave(number, row, value, output)
 
     def _current(self, module: nn.Module) -> int | None:
         return self._subject._attention_of.get((id(module), self._calls.get(id(module), 1)))
@@ -604,6 +641,73 @@ class _Tap:
 
     def attention_ran(self, number: int, row: _Row) -> None:
         """A block's attention row, sink mass and reach (see ``attention_row``)."""
+
+    def attention_gave(self, number: int, row: _Row, value: Tensor, output: Tensor) -> None:
+        """Values [B, Hkv, T, D] and outputs [B, T, H, D] of the same attention call, where they can be seen."""
+
+
+class _CheckTap(_Tap):
+    """Refuses what would be measured wrong, by what must hold for every causal attention.
+
+    In one row of the probe at its query, in the other in the middle of the row: attention and sink add up to 1; none
+    lies behind the position; attention times values is what the attention function itself returned; and no layer's
+    outputs are all exactly zero.
+    """
+
+    reads_attention = True
+
+    def new_forward(self, query: Tensor, length: int) -> None:
+        query = query.clone()
+        query[-1] = length // 2
+        super().new_forward(query, length)
+
+    def attention_ran(self, number: int, row: _Row) -> None:
+        attention, sink, _ = row
+        if not torch.isfinite(attention).all():
+            return  # an overflow in half precision: marked in the observation, not a fault of the reading
+        total = attention.sum(-1) + sink
+        if (total - 1).abs().max() > 1e-3:
+            raise self._refusal(number, f"attention and sink add up to {_farthest(total):.4g} instead of 1")
+        place = torch.arange(attention.shape[-1], device=attention.device)
+        behind = place > self.query.to(attention.device)[:, None]
+        ahead = (attention * behind[:, None]).sum(-1).max()
+        if ahead > 1e-6:
+            raise self._refusal(
+                number,
+                f"{ahead.item():.2g} of a head's attention lies on tokens behind the position: the model is not causal "
+                "(an encoder needs is_decoder=True in its config)",
+            )
+
+    def attention_gave(self, number: int, row: _Row, value: Tensor, output: Tensor) -> None:
+        attention = row[0]
+        heads = attention.shape[1]
+        expanded = value.to(torch.float32).repeat_interleave(heads // value.shape[1], dim=1)
+        expected = torch.matmul(attention[:, :, None], expanded)[:, :, 0]
+        index = torch.arange(len(attention), device=output.device)
+        given = output[index, self.query.to(output.device)].to(torch.float32)
+        if not (torch.isfinite(expected).all() and torch.isfinite(given).all()):
+            return
+        difference = (expected - given).abs().max()
+        exact = output.dtype in (torch.float32, torch.float64)
+        if difference > (1e-4 if exact else 5e-2) * given.abs().max().clamp_min(1e-6):
+            raise self._refusal(
+                number,
+                f"its attention rows times its values differ from what its own attention function gives by "
+                f"{difference.item():.2g}: the scores hold something that is not known here",
+            )
+
+    def heads_ran(self, number: int, outputs: Tensor) -> None:
+        if not outputs.any():
+            raise self._refusal(number, "the outputs of all its heads are exactly zero: there is nothing to measure")
+
+    def _refusal(self, number: int, reason: str) -> CaptureError:
+        block = self._blocks[number]
+        name = type(self._subject.model).__name__
+        return CaptureError(f"{name}, layer {block.layer} ({block.name}): {reason}; the model is not measured")
+
+
+def _farthest(total: Tensor) -> float:
+    return float(total.flatten()[(total - 1).abs().argmax()])
 
 
 class _ReadTap(_Tap):
@@ -635,7 +739,7 @@ class _ReadTap(_Tap):
     def _block_sums(self, number: int, like: Tensor) -> BlockSums:
         if self.sums[number] is None:
             block = self._blocks[number]
-            heads, size, columns = block.heads, block.head_dim, len(self._columns.names)
+            heads, size, columns = len(self._subject.own_heads[number][0]), block.head_dim, len(self._columns.names)
 
             def zeros(*shape: int) -> Tensor:
                 return torch.zeros(*shape, dtype=torch.float64, device=like.device)
@@ -650,6 +754,17 @@ class _ReadTap(_Tap):
                 null_counts=zeros(heads, self._null_draws),
             )
         return self.sums[number]
+
+    def fill(self, companions: Sequence[str]) -> None:
+        """A rank that had no row of its own adds zeros to every sum that the others have."""
+        for number, own in enumerate(self.sums):
+            if own is None:
+                sums = self._block_sums(number, torch.zeros(0, device=self._subject.device))
+                if "null" in companions:
+                    sums.gram_null = torch.zeros_like(sums.gram)
+                if "content" in companions:
+                    sums.content, sums.spread = torch.zeros_like(sums.mass), torch.zeros_like(sums.mass)
+                    sums.mean = torch.zeros_like(sums.gram[:, 0])
 
     def attention_ran(self, number: int, row: _Row) -> None:
         if self._companion is not None or not self._counts:
@@ -697,22 +812,18 @@ class _ReadTap(_Tap):
 
 
 class _MeanTap(_Tap):
-    def __init__(self, subject: Subject, numbers: set[int], length: int) -> None:
+    def __init__(self, subject: Subject, numbers: set[int]) -> None:
         super().__init__(subject)
         self.counts = True
-        self.sums = {
-            number: torch.zeros(
-                length,
-                self._blocks[number].heads,
-                self._blocks[number].head_dim,
-                dtype=torch.float64,
-                device=next(self._blocks[number].projection.parameters()).device,
-            )
-            for number in sorted(numbers)
-        }
+        self._numbers = numbers
+        self.sums: dict[int, Tensor] = {}
 
     def heads_ran(self, number: int, outputs: Tensor) -> None:
-        if number in self.sums and self.counts:
+        if number not in self._numbers:
+            return None
+        if number not in self.sums:
+            self.sums[number] = torch.zeros(outputs.shape[1:], dtype=torch.float64, device=outputs.device)
+        if self.counts:
             self.sums[number] += outputs.to(torch.float64).sum(0)
         return None
 
@@ -724,9 +835,12 @@ class _AblationTap(_Tap):
         self._out: dict[int, list[int]] = {}
 
     def set(self, heads: frozenset[Head]) -> None:
+        """Ablate ``heads`` from now on, as far as this rank holds them (numbers in ``_out`` are its own)."""
         self._out = {}
         for layer, head in sorted(heads):
-            self._out.setdefault(layer, []).append(head)
+            own, _ = self._subject.own_heads[self._subject._number_of(layer)]
+            if head in own:
+                self._out.setdefault(layer, []).append(own.index(head))
 
     def heads_ran(self, number: int, outputs: Tensor) -> Tensor | None:
         layer = self._blocks[number].layer
@@ -779,7 +893,7 @@ class _Prefix:
         finally:
             handle.remove()
 
-    def check(self, run: Callable[[], Tensor], intact: Tensor) -> None:
+    def check(self, run: Callable[[], Tensor], intact: Tensor, reduce: Reduction) -> None:
         """On the first micro-batch: is the replayed intact model equal to the bit? If not, never replay."""
         if not self._active or self._checked:
             return
@@ -789,7 +903,8 @@ class _Prefix:
                 same = torch.equal(run().nan_to_num(), intact.nan_to_num())
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
             same = False
-        self._active = same
+        # On a sharded model, a rank that replays and one that does not would wait for each other.
+        self._active = reduce.everywhere(same)
 
     @contextmanager
     def replaying(self) -> Iterator[None]:
@@ -813,6 +928,21 @@ class _Prefix:
 
 def _holds(module: nn.Module, block: AttentionBlock) -> bool:
     return any(inner is block.module for inner in module.modules())
+
+
+def _own_heads(block: AttentionBlock, reduce: Reduction) -> tuple[range, int]:
+    """The heads of a block that this rank holds, and how many there are on all ranks (tensor parallelism)."""
+    if split_over(block.projection) is None:
+        return range(block.heads), block.heads
+    place, size = reduce.head_rank
+    counts = [int(n) for n in torch.cat(reduce.join_heads([torch.tensor([block.heads])]))]
+    if len(counts) != size or size == 1:
+        raise CaptureError(
+            f"layer {block.layer}: its output projection is split over ranks (tensor parallelism), but the monitor was "
+            "made for a single process: leave out reduce=, or start it under torch.distributed"
+        )
+    first = sum(counts[:place])
+    return range(first, first + block.heads), sum(counts)
 
 
 # -- fitting probe and model ------------------------------------------------------------------------------------------

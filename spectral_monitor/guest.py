@@ -32,11 +32,13 @@ def guest(model: nn.Module) -> Iterator[None]:
     """Evaluation without a trace: inside, every module is in eval mode, without gradients, dropout or compilation.
 
     Put back afterwards, also after an exception: each module's own training flag, the Python, NumPy and torch random
-    states, autocast's weight cache setting, buffers that the forward changed, compiled calls.
+    states, autocast's weight cache setting, buffers, settings and submodules that the forward changed (BigBird turns
+    its block-sparse attention off for good on a short row), compiled calls.
     """
     with ExitStack() as stack:
         stack.enter_context(_random_states())
         stack.enter_context(_eval_mode(model))
+        stack.enter_context(_attributes(model))
         stack.enter_context(_buffers(model))
         stack.enter_context(_autocast_cache_off())
         stack.enter_context(_uncompiled(model))
@@ -70,6 +72,24 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in flags:
             module.training = training
+
+
+@contextmanager
+def _attributes(model: nn.Module) -> Iterator[None]:
+    simple = (bool, int, float, str, type(None))
+    kept = [
+        (module, {k: v for k, v in module.__dict__.items() if isinstance(v, simple)}, dict(module._modules))
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, values, children in kept:
+            for name, value in values.items():
+                if module.__dict__.get(name, value) != value:
+                    module.__dict__[name] = value
+            if any(module._modules.get(name) is not child for name, child in children.items()):
+                module._modules.update(children)
 
 
 @contextmanager

@@ -98,6 +98,7 @@ _ASSISTANT = {"text_config": _GEMMA4 | {"hidden_size_per_layer_input": 0}}
 
 #: ``...`` leaves a setting out; a dict is merged into the family's own.
 OVERRIDES: dict[str, dict[str, Any]] = {
+    "big_bird": {"attention_type": "original_full"},
     "bamba": {"attn_layer_indices": [1]},
     "granite": {"attention_multiplier": 0.25},
     "granitemoe": {"attention_multiplier": 0.25},
@@ -157,9 +158,9 @@ def tiny_settings(defaults: dict[str, Any]) -> dict[str, Any]:
             settings[name] = tiny_settings(value) | (
                 {"model_type": value["model_type"]} if "model_type" in value else {}
             )
-        elif name in ("initializer_range", "init_std", "initializer_factor") and isinstance(value, float):
-            settings[name] = 0.1
-        elif "dropout" in name and isinstance(value, float):
+        elif (name in ("initializer_range", "init_std", "initializer_factor") and isinstance(value, float)) or (
+            "dropout" in name and isinstance(value, float)
+        ):
             settings[name] = 0.1
     if "is_decoder" in defaults:
         settings["is_decoder"] = True

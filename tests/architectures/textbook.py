@@ -15,29 +15,31 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spectral_monitor.heads import Head
 from spectral_monitor.probe import ProbeBatch
 
 #: ``model.layers.3.self_attn.o_proj`` and its like: the layer number, a part that says attention, the projection.
 PROJECTION = re.compile(
     r"(?:[^.\d][^.]*\.)*(?P<layer>\d+)\.(?:[^.]+\.)*?(?:[^.]*(?:attn|attention|mixer)[^.]*)\.(?:[^.]+\.)*?"
-    r"(?:o_proj|c_proj|dense|out_proj|wo|o|dense_out|Wo)"
+    r"(?:o_proj|c_proj|dense|out_proj|out_lin|wo|o|dense_out|Wo|linear)"
 )
-_NO_SOFTMAX_ATTENTION = re.compile(r"cross|encoder_attn|linear_attn|mamba|mlp|ffn")
+_LISTED = re.compile(r"(?:.*\.)?attentions\.(?P<layer>\d+)\.out_lin|(?:.*\.)?(?P<layer_>\d+)\.temporal_block\.o_proj")
+_NO_SOFTMAX_ATTENTION = re.compile(r"cross|encoder_attn|linear_attn|mamba|mlp|ffn|[qkv]_proj|mixer\.experts")
 
 
 @dataclass(frozen=True)
 class Textbook:
-    """What the slow path gives; keys are true layer numbers.
+    """What the slow path gives: one entry an attention, in order of execution.
 
-    ``rows`` [N, H, T] attention of the query position, ``outputs`` [N, H, D] input of the output projection there,
-    ``logits`` [N, V], ``projections`` names of the output projections.
+    ``layers`` true layer numbers (None where layers run more than once or hold several attentions), ``rows``
+    [N, H, T] attention of the query position, ``outputs`` [N, H, D] input of the output projection there,
+    ``projections`` names of the output projections, ``logits`` [N, V].
     """
 
-    rows: dict[int, Tensor]
-    outputs: dict[int, Tensor]
+    layers: list[int] | None
+    rows: list[Tensor]
+    outputs: list[Tensor]
+    projections: list[str]
     logits: Tensor
-    projections: dict[int, str]
 
 
 def eager_copy(model: nn.Module) -> Any:
@@ -54,15 +56,15 @@ def projections_by_name(model: nn.Module) -> list[str]:
     """Qualified names of modules that are called like the output projection of an attention."""
     return [
         name
-        for name, _ in model.named_modules()
-        if PROJECTION.fullmatch(name) is not None and not _NO_SOFTMAX_ATTENTION.search(name)
+        for name, module in model.named_modules()
+        if _layer_of(name) is not None and not _NO_SOFTMAX_ATTENTION.search(name) and hasattr(module, "weight")
     ]
 
 
 def textbook(model: nn.Module, probe: ProbeBatch) -> Textbook:
     """Run the slow path over all rows of a probe batch at once."""
     twin = eager_copy(model)
-    inputs: dict[str, Tensor] = {}
+    inputs: list[tuple[str, Tensor]] = []
     handles = [
         twin.get_submodule(name).register_forward_pre_hook(_keeping(inputs, name)) for name in projections_by_name(twin)
     ]
@@ -73,31 +75,43 @@ def textbook(model: nn.Module, probe: ProbeBatch) -> Textbook:
         output = twin(torch.from_numpy(probe.tokens), output_attentions=True, use_cache=False, **mask)
     for handle in handles:
         handle.remove()
-    attentions = [attention for attention in output.attentions if isinstance(attention, Tensor)]
-    names = {int(PROJECTION.fullmatch(name)["layer"]): name for name in inputs}  # type: ignore[index]
-    if len(names) != len(attentions):
-        names = {layer: name for layer, name in names.items() if _has_softmax_attention(twin.config, layer)}
-    assert len(attentions) == len(names), f"{len(attentions)} attentions, projections {list(names.values())}"
-    rows, outputs = {}, {}
-    for layer, attention in zip(sorted(names), attentions, strict=True):
-        heads = attention.shape[1]
-        rows[layer] = attention[index, :, query].double()
-        value = inputs[names[layer]]
-        outputs[layer] = value.view(probe.rows, probe.length, heads, -1)[index, query].double()
-    return Textbook(rows, outputs, output.logits[index, query], names)
+    attentions = [
+        attention
+        for attention in output.attentions
+        if isinstance(attention, Tensor) and attention.dim() == 4 and attention.shape[-2:] == (probe.length,) * 2
+    ]
+    if len(inputs) != len(attentions):
+        kinds = _layer_types(twin.config)
+        inputs = [(name, value) for name, value in inputs if kinds is None or _is_softmax(kinds[_layer_of(name) or 0])]
+    assert len(attentions) == len(inputs), f"{len(attentions)} attentions, projections {[name for name, _ in inputs]}"
+    rows = [attention[index, :, query].double() for attention in attentions]
+    outputs = [
+        value.view(probe.rows, probe.length, attention.shape[1], -1)[index, query].double()
+        for (_, value), attention in zip(inputs, attentions, strict=True)
+    ]
+    names = [name for name, _ in inputs]
+    layers = [layer for name in names if (layer := _layer_of(name)) is not None]
+    distinct = len(set(layers)) == len(layers)
+    return Textbook(layers if distinct else None, rows, outputs, names, output.logits[index, query])
 
 
-def _has_softmax_attention(config: Any, layer: int) -> bool:
+def _layer_of(name: str) -> int | None:
+    match = PROJECTION.fullmatch(name) or _LISTED.fullmatch(name)
+    return None if match is None else next(int(number) for number in match.groups() if number is not None)
+
+
+def _layer_types(config: Any) -> Any:
     config = config.get_text_config()
-    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
-    if kinds is None:
-        return True
-    return ("attention" in kinds[layer] and "linear" not in kinds[layer]) or "hybrid" in kinds[layer]
+    return getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
 
 
-def _keeping(inputs: dict[str, Tensor], name: str) -> Any:
+def _is_softmax(layer_type: str) -> bool:
+    return ("attention" in layer_type and "linear" not in layer_type) or "hybrid" in layer_type
+
+
+def _keeping(inputs: list[tuple[str, Tensor]], name: str) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-        inputs[name] = args[0].detach().clone()
+        inputs.append((name, args[0].detach().clone()))
 
     return hook
 
@@ -110,19 +124,14 @@ def rank_by_svd(outputs: Tensor) -> float:
     return float((-(share * share.log()).sum()).exp())
 
 
-def without_heads(model: nn.Module, names: dict[int, str], heads: list[Head], counts: dict[int, int]) -> nn.Module:
-    """A copy in which the columns of the output projection that take a head's output are zero.
-
-    ``counts``: layer -> number of heads.
-    """
+def without_head(model: nn.Module, projection: str, head: int, heads: int) -> nn.Module:
+    """A copy in which the columns of an output projection that take one of its heads' outputs are zero."""
     twin = copy.deepcopy(model).eval()
-    for layer, head in heads:
-        projection = twin.get_submodule(names[layer])
-        weight = projection.weight
-        with torch.no_grad():
-            columns = weight if type(projection).__name__ == "Conv1D" else weight.T  # [in, out]
-            size = columns.shape[0] // counts[layer]
-            columns[head * size : (head + 1) * size] = 0
+    module = twin.get_submodule(projection)
+    with torch.no_grad():
+        columns = module.weight if type(module).__name__ == "Conv1D" else module.weight.T  # [in, out]
+        size = columns.shape[0] // heads
+        columns[head * size : (head + 1) * size] = 0
     return twin
 
 
