@@ -224,6 +224,8 @@ def tokenize(text_file: Path, model: str, revision: str | None = None, gguf_file
         raise LoadError(
             f"the tokenizer of {model} cannot be loaded ({str(error).splitlines()[0]}): --text needs it"
         ) from error
+    if not len(tokenizer):
+        raise LoadError(f"{model} has no tokenizer: --text needs one to turn text into token ids")
     return [np.asarray(tokenizer(part, add_special_tokens=False)["input_ids"], dtype=np.int64) for part in parts]
 
 

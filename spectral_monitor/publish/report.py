@@ -125,7 +125,12 @@ def _html(tables: Sequence[Table], name: str) -> str:
 def _facts(found: Development, record: RunRecord) -> str:
     series = found.series
     last = float(series.tokens[series.last])
+    model = record.run.get("model") or {}
     facts = [
+        (
+            "model",
+            f"{model.get('class')}, {tokens_text(model['parameters'])} parameters" if "parameters" in model else "",
+        ),
         ("observations", f"{int(series.usable.sum())}" + (f" of {len(series)}" if not series.usable.all() else "")),
         ("heads", f"{len(series.heads)} in {len(series.layers)} layers"),
         ("trained", f"{int(series.steps[-1]):,} steps" + ("" if math.isnan(last) else f", {tokens_text(last)} tokens")),
@@ -133,7 +138,7 @@ def _facts(found: Development, record: RunRecord) -> str:
         ("probe top-1 at the end", show(float(series.top1[series.last]), "percent")),
         ("watching cost", _cost(series.seconds, series.share)),
     ]
-    return "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts)
+    return "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts if text)
 
 
 def _probe_size(record: RunRecord, probe: str) -> str:
@@ -181,8 +186,9 @@ def _causal_note(verdicts: Sequence[Verdict]) -> str:
 def _shape_words(found: Development) -> str:
     shape = found.shape
     if shape.after is None:
-        return f"{shape.kind}: {shape.reason}"
-    return {"transition": "the transition", "ramp": "the ramp, from 10% to 90%"}.get(shape.kind, "the gap")
+        return f"shape {shape.kind}: {shape.reason}"
+    words = {"transition": "the transition", "ramp": "the ramp, from 10% to 90%"}.get(shape.kind, "the gap")
+    return f"shaded: {words}"
 
 
 def _notes(found: Development, record: RunRecord) -> list[str]:

@@ -85,6 +85,8 @@ def sink_text(found: Development) -> str:
     if not series.has_classes:
         return "The record has no head classes, so first-token heads cannot be counted."
     last = float(found.first_token_fraction[series.last])
+    if not np.nan_to_num(found.first_token_fraction).any():
+        return "No head is a first-token head at any observation."
     if shape.kind == "none":
         text = f"First-token heads show no rise ({shape.reason})."
     elif shape.kind == "undetermined":

@@ -499,6 +499,8 @@
   }
   function drawSinks() {
     const share = data.first_token_fraction;
+    document.getElementById("p-sinks").hidden = !share.some((v) => v > 0);
+    if (!share.some((v) => v > 0)) return;
     const shades = data.shape.after !== null ? [[data.shape.after, data.shape.by]] : [];
     lineChart("c-sink", 230, [{ name: "first-token", values: share, stroke: classColour("first_token") }], { lo: 0, hi: 1, shades, direct: false, label: "Share of first-token heads over training", show: (v) => `${Math.round(v * 100)}%`, value: (v) => `${(100 * v).toFixed(1)}%`, empty: "The record holds no classes." });
     if (!data.first_token_by_layer) { document.getElementById("m-sink").textContent = "The record holds no classes."; return; }
