@@ -29,3 +29,7 @@ class RecordError(SpectralMonitorError, RuntimeError):
 
 class LoadError(SpectralMonitorError, RuntimeError):
     """A checkpoint cannot be loaded."""
+
+
+class RankError(SpectralMonitorError, RuntimeError):
+    """Another rank of a distributed run failed, so this one does not go on either."""

@@ -19,7 +19,6 @@ from torch import nn
 
 from spectral_monitor.capture import (
     Forward,
-    Reduction,
     Subject,
     check_fit,
     longest_input,
@@ -31,6 +30,7 @@ from spectral_monitor.guest import unwrap
 from spectral_monitor.heads import Head, names
 from spectral_monitor.observation import OK, Event, Observation, Verdict
 from spectral_monitor.probe import ProbeBatch, induction_probe
+from spectral_monitor.ranks import Reduction, reduction_for
 from spectral_monitor.reading import observation_of
 from spectral_monitor.record import RunRecord
 from spectral_monitor.response import Actions, Densify, Responder, Response
@@ -121,7 +121,8 @@ class SpectralMonitor:
             next look would exceed it. None: no limit.
         on_error: ``"log"`` (``step`` never raises) or ``"raise"``.
         forward: how to call a model with its own calling convention (see ``capture.Subject``).
-        reduce: how ranks share the work; default: a single process.
+        reduce: how ranks share the work; default: found out from torch.distributed. Under it, make the same monitor
+            and the same calls on every rank: all of them take part in a look, rank 0 alone writes and publishes.
         tokenizer: tells the special ids; optional.
 
     Use: ``monitor.step(model, step, tokens)`` after each optimizer update (and once at step 0); ``close()`` at the end.
@@ -180,6 +181,7 @@ class SpectralMonitor:
         self.max_overhead = max_overhead
         self.on_error = on_error
         self.reduce = reduce or Reduction()
+        self._ranks_known = reduce is not None
         self.tokenizer = tokenizer
         self._forward = forward
         self._probes: ProbeBatch | ProbeBuilder | Sequence[ProbeBatch | ProbeBuilder] | None = probes
@@ -246,33 +248,19 @@ class SpectralMonitor:
         Raises:
             SpectralMonitorError: the model cannot be read, the probe does not fit, the record cannot be written.
         """
-        began = time.monotonic()
         self.prepare(model)
-        subject = self._subject_of(model)
-        observations, events, verdicts = [], [], []
+        began = time.monotonic()
+        with self.reduce.together():
+            subject = self._subject_of(model)
+        observations: list[Observation] = []
+        events: list[Event] = []
+        verdicts: list[Verdict] = []
         for track in self._tracks.values():
-            started = time.monotonic()
-            observation = self._look(subject, track, step, tokens, progress)
-            observation = replace(observation, tokens_estimated=tokens_estimated, label=label, mark=mark)
-            new = self._events_of(track, observation)
-            candidates = self._candidates(track, observation)
-            if candidates is not None and candidates != track.members:
-                new.append(self._candidates_event(track, observation, candidates))
-            found = self._check(subject, track, observation, candidates, progress)
-            new += self._formation(track, observation, candidates, found)
-            observation = replace(
-                observation,
-                seconds=time.monotonic() - started,
-                share=self._share(time.monotonic() - began),
-                time=time.time(),
-            )
-            previous, track.last = track.last, observation
-            if candidates is not None:
-                track.members = candidates
-            fresh = [replace(e, time=observation.time) for e in new if not self._is_repeated(e)]
-            observation = self._write(observation, previous, fresh, found)
+            with self.reduce.together():
+                about = {"tokens_estimated": tokens_estimated, "label": label, "mark": mark}
+                observation, new, found = self._look_with(track, subject, step, tokens, about, progress)
             observations.append(observation)
-            events += fresh
+            events += new
             verdicts += found
         response = self.responder.respond(events)
         if response.densify is not None:
@@ -304,12 +292,33 @@ class SpectralMonitor:
         """
         if self._tracks:
             return
+        began = time.monotonic()
+        if not self._ranks_known:
+            self.reduce, self._ranks_known = reduction_for(unwrap(model)), True
+        with self.reduce.together():
+            probes, tracks = self._examine(model)
+            run = self._run_info(model, probes)
+            self._open_record(run)
+        # What was announced already is known where the record is; all ranks must know it.
+        self._announced, self._announced_until = self.reduce.broadcast((self._announced, self._announced_until))
+        self._tracks = tracks
+        if self._state is not None:
+            with self.reduce.together():
+                self._restore(self._state)
+        info = {**run, "run_dir": None if self.run_dir is None else str(self.run_dir)}
+        if self.reduce.is_main:
+            for publisher in self.publishers:
+                self._tell(publisher, "start", info)
+        self.seconds += time.monotonic() - began
+
+    def _examine(self, model: nn.Module) -> tuple[list[ProbeBatch], dict[str, _Track]]:
+        """Build the probes, fit them to the model, and find its heads."""
         probes = self._build_probes(model)
         for probe in probes:
             check_fit(model, probe)
             check_reachable(probe, self.thresholds, self.baseline)
-        self._subject = Subject(model, probes[0], self._forward)
-        tracks = {}
+        self._subject = Subject(model, probes[0], self._forward, self.reduce)
+        tracks: dict[str, _Track] = {}
         for probe in probes:
             if probe.name in tracks:
                 raise ProbeError(f"two probes are named {probe.name!r}: give each its own name")
@@ -317,19 +326,12 @@ class SpectralMonitor:
             if self._warning is not None:
                 warning = EarlyWarning(probe.length, self._warning, capability=probe.capability)
             tracks[probe.name] = _Track(probe, warning)
-        run = self._run_info(model, probes)
-        self._open_record(run)
-        self._tracks = tracks
-        if self._state is not None:
-            self._restore(self._state)
-        info = {**run, "run_dir": None if self.run_dir is None else str(self.run_dir)}
-        for publisher in self.publishers:
-            self._tell(publisher, "start", info)
+        return probes, tracks
 
     def close(self, summary: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """End of the run: tell the publishers, close the record. Returns what there is to say."""
         said = {**self.summary(), **(summary or {})}
-        for publisher in self.publishers:
+        for publisher in self.publishers if self.reduce.is_main else ():
             self._tell(publisher, "close", said)
         if self._record is not None and self.reduce.is_main:
             self._record.close()
@@ -362,6 +364,34 @@ class SpectralMonitor:
         return self._last_step
 
     # -- one look ---------------------------------------------------------------------------------------------------
+
+    def _look_with(
+        self,
+        track: _Track,
+        subject: Subject,
+        step: int,
+        tokens: float | None,
+        about: Mapping[str, Any],
+        progress: Callable[[str, int, int], None] | None,
+    ) -> tuple[Observation, list[Event], list[Verdict]]:
+        """One probe's part of a look: measured, decided, checked, written."""
+        started = time.monotonic()
+        # Rank 0's numbers on every rank: whatever follows from them is then the same everywhere.
+        observation: Observation = self.reduce.broadcast(self._look(subject, track, step, tokens, progress))
+        observation = replace(observation, **about)
+        new = self._events_of(track, observation)
+        candidates = self._candidates(track, observation)
+        if candidates is not None and candidates != track.members:
+            new.append(self._candidates_event(track, observation, candidates))
+        found = self._check(subject, track, observation, candidates, progress)
+        new += self._formation(track, observation, candidates, found)
+        seconds = time.monotonic() - started
+        observation = replace(observation, seconds=seconds, share=self._share(seconds), time=time.time())
+        previous, track.last = track.last, observation
+        if candidates is not None:
+            track.members = candidates
+        fresh = [replace(event, time=observation.time) for event in new if not self._is_repeated(event)]
+        return self._write(observation, previous, fresh, found), fresh, found
 
     def _look(
         self,
@@ -398,9 +428,7 @@ class SpectralMonitor:
         """The candidate set, or None where this observation says nothing about it."""
         if not observation.finite or observation.mark is not None:
             return None
-        heads = frozenset(circuit(observation.heads, track.probe.capability, self.thresholds, track.members))
-        result: frozenset[Head] = self.reduce.broadcast(heads)
-        return result
+        return frozenset(circuit(observation.heads, track.probe.capability, self.thresholds, track.members))
 
     def _candidates_event(self, track: _Track, observation: Observation, now: frozenset[Head]) -> Event:
         came, went = names(now - track.members), names(track.members - now)
@@ -430,19 +458,25 @@ class SpectralMonitor:
         if self.check_options is None or not candidates or candidates == track.checked:
             return []
         track.checked = candidates
-        known = self._verdicts_at(observation, candidates)
+        known: list[Verdict] = self.reduce.broadcast(self._verdicts_at(observation, candidates))
         if known:
             return known
-        return self.check(
-            subject.model,
-            track.probe.name,
-            candidates,
-            step=observation.step,
-            tokens=observation.tokens,
-            label=observation.label,
-            unusable=_unusable(observation, track.probe.capability),
-            progress=progress,
-        )
+        try:
+            return self.check(
+                subject.model,
+                track.probe.name,
+                candidates,
+                step=observation.step,
+                tokens=observation.tokens,
+                label=observation.label,
+                unusable=_unusable(observation, track.probe.capability),
+                progress=progress,
+            )
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            self._note_failure("causal check", error)  # the observation itself is good
+            return []
 
     def check(
         self,
@@ -612,7 +646,7 @@ class SpectralMonitor:
     def _note_failure(self, what: str, error: Exception) -> None:
         first = what not in self.failures
         self.failures[what] = self.failures.get(what, 0) + 1
-        if first:
+        if first and self.reduce.is_main:
             ours = isinstance(error, (SpectralMonitorError, OSError))
             log.warning(
                 "spectral_monitor: %s failed (%s: %s); training goes on, further failures of this kind are counted",
@@ -721,7 +755,7 @@ class SpectralMonitor:
     def _subject_of(self, model: nn.Module) -> Subject:
         first = next(iter(self._tracks.values())).probe
         if self._subject is None or self._subject.model is not unwrap(model):
-            self._subject = Subject(model, first, self._forward)
+            self._subject = Subject(model, first, self._forward, self.reduce)
         return self._subject
 
     def release(self) -> None:
