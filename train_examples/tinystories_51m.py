@@ -30,7 +30,7 @@ from train_examples.reference import (
 )
 
 if TYPE_CHECKING:
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,10 +77,27 @@ def run(options: ReferenceArguments, training: TrainingArguments, seed: int, out
         optimizers=(optimizer_of(options, arguments, setup.model), None),
         callbacks=callbacks,
     )
-    trainer.train(resume_from_checkpoint=_checkpoint(arguments, out))
+    checkpoint = _checkpoint(arguments, out)
+    if checkpoint is not None:
+        _load_weights(setup.model, checkpoint)
+    trainer.train(resume_from_checkpoint=checkpoint)
     if trainer.state.global_step >= arguments.max_steps:
         trainer.save_model(str(out / "final"))
     return trainer
+
+
+def _load_weights(model: PreTrainedModel, checkpoint: str) -> None:
+    """The checkpoint's weights, by the names that transformers gave them there.
+
+    transformers 5.24 writes GPT-NeoX's output matrix as ``embed_out`` and its Trainer, which resumes with
+    ``load_state_dict(strict=False)``, then leaves the model's ``lm_head`` as it is, with a warning. ``from_pretrained``
+    knows both names; loading through it first makes the resumed run the same as an unbroken one.
+    """
+    try:
+        kept = type(model).from_pretrained(checkpoint)
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{checkpoint} cannot be loaded as a checkpoint of this model") from error
+    model.load_state_dict(kept.state_dict())
 
 
 def stop_after(step: int) -> TrainerCallback:
