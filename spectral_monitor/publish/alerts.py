@@ -54,6 +54,7 @@ class AlertBox:
         self.sent = 0
         self.withheld = 0
         self._seen: set[str] = set()
+        self._titles: set[str] = set()
         self._last: dict[tuple[str, str], float] = {}
         self._waiting: dict[tuple[str, str], list[Alert]] = {}
 
@@ -108,10 +109,19 @@ class AlertBox:
             return []
         self.sent += 1
         self._last[kind] = self._clock()
-        alert = _merged(alerts)
+        alert = self._unlike_earlier(_merged(alerts))
         if self.sent == self.per_run:
             alert = replace(alert, text=f"{alert.text}\nThis is alert {self.sent} of this run, the last one.")
         return [alert]
+
+    def _unlike_earlier(self, alert: Alert) -> Alert:
+        """A tracker drops a title that it had a moment ago: number the second one."""
+        title, number = alert.title, 2
+        while title in self._titles:
+            mark = f" ({number})"
+            title, number = alert.title[: TITLE_LIMIT - len(mark)] + mark, number + 1
+        self._titles.add(title)
+        return replace(alert, title=title)
 
 
 def verdict_key(verdict: Verdict) -> str:
@@ -143,7 +153,10 @@ def of_verdict(verdict: Verdict) -> Alert:
         _when(verdict.step, verdict.tokens),
     ]
     return Alert(
-        _title(f"{verdict.capability}: {verdict.verdict}", verdict.step), "\n".join(lines), "INFO", verdict.step
+        _title(f"{verdict.capability}: {verdict.verdict} ({verdict.mode})", verdict.step),
+        "\n".join(lines),
+        "INFO",
+        verdict.step,
     )
 
 

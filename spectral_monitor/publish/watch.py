@@ -151,23 +151,25 @@ def view(
     from rich.panel import Panel
     from rich.text import Text
 
-    parts: list[RenderableType] = [_headline(snapshot, now)]
-    events = [event_line(event) for event in snapshot.events if event.kind not in ("candidates_changed",)]
-    verdicts = [verdict_line(verdict) for verdict in snapshot.verdicts]
+    parts: list[RenderableType] = [_headline(snapshot, now)] if snapshot.observations else []
+    events = [event_line(event) for event in snapshot.events if event.kind != "candidates_changed"][-5:]
+    verdicts = [verdict_line(verdict) for verdict in snapshot.verdicts][-2:]
     probes = snapshot.probes
-    if heads is None:
-        fixed = 4 + 9 * max(1, len(probes)) + 2 * min(2, len(verdicts)) + min(5, len(events))
-        heads = 8 if height is None else max(3, (height - fixed) // max(1, len(probes)))
+    if height is not None:  # first the older events go, then heads, so that what is new stays in view
+        told = sum(math.ceil(len(text) / max(1, width - 4)) for text in verdicts)
+        room = height - 4 - told - 9 * max(1, len(probes))
+        events = events[-max(1, room - 2) :]
+        heads = heads or max(1, (room - len(events)) // max(1, len(probes)))
     for probe in probes:
         parts.append(Text(""))
-        parts.extend(_probe(snapshot, probe, width, heads))
+        parts.extend(_probe(snapshot, probe, width, heads or 8))
     if not probes:
-        parts.append(Text("No look yet: the first one comes before the first update.", style="dim"))
+        parts.append(Text("No look yet: the first one comes before the first update."))
     if verdicts or events:
         parts.append(Text(""))
-    for text in verdicts[-2:]:  # wrapped, not cut: the control is at its end
+    for text in verdicts:  # wrapped, not cut: the control is at its end
         parts.append(Text(text, style="bold green" if ": CAUSAL" in text else "bold"))
-    parts.extend(_line(text, "yellow" if "below" in text or "lost" in text else "") for text in events[-5:])
+    parts.extend(_line(text, "yellow" if "below" in text or "lost" in text else "") for text in events)
     return Panel(
         Group(*parts),
         title=f"spectral monitor  {snapshot.run_dir}",
@@ -187,8 +189,6 @@ def _line(text: str, style: str) -> RenderableType:
 def _headline(snapshot: Snapshot, now: float) -> RenderableType:
     from rich.text import Text
 
-    if not snapshot.observations:
-        return Text("no observation yet")
     last = max(snapshot.observations, key=lambda seen: (seen.step, seen.time))
     facts = [f"step {last.step:,}"]
     if last.tokens is not None:

@@ -77,6 +77,14 @@ def test_what_an_earlier_session_announced_stays_announced(clock: Clock) -> None
     assert len(box.event(make.event(step=16))) == 1
 
 
+def test_no_two_alerts_have_one_title(clock: Clock) -> None:
+    """W&B drops an alert whose title it had within the last minute."""
+    box = AlertBox(interval=0, clock=clock)
+    titles = [alert.title for heads in ("L0H1", "L0H2", "L0H3") for alert in box.event(make.event(heads=(heads,)))]
+    titles += [alert.title for mode in ("zero", "mean") for alert in box.verdict(make.verdict(8, mode=mode))]
+    assert len(set(titles)) == 5 and all(len(title) <= TITLE_LIMIT for title in titles)
+
+
 def test_notes_do_not_alert() -> None:
     box = AlertBox()
     assert box.event(make.event("note")) == [] == box.event(make.event("candidates_changed"))

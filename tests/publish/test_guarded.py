@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import sys
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -37,7 +36,7 @@ class Recorder:
         if number in self.fail:
             raise BrokenPipeError("the service is gone")
         if number in self.block:
-            self.release.wait(30)
+            self.release.wait(120)
 
     def start(self, info: Any) -> None:
         self._tell("start", None)
@@ -93,18 +92,15 @@ def test_a_failure_is_counted_said_once_and_summed_up(caplog: pytest.LogCaptureF
 
 def test_a_blocked_call_holds_a_step_up_no_longer_than_the_limit() -> None:
     inner = Recorder(block=(1,))
-    guard = GuardedPublisher(inner, limit=0.2, close_limit=5.0)
+    guard = GuardedPublisher(inner, limit=0.2, close_limit=60.0)
     guard.start({})
-    began = time.monotonic()
     guard.observation(make.observation(0), None)
-    first = time.monotonic() - began
+    assert guard.overruns == 1
+    guard.limit = 3600.0  # a later call that waited would now wait until the blocked one ends
     for step in range(1, 20):
         guard.observation(make.observation(step), None)
         guard.event(make.event(step=step))
-    rest = time.monotonic() - began - first
-    assert first >= 0.2, "it did wait for the limit"
-    assert inner.told == [("start", None), ("observation", 0)]
-    assert rest < 10, "later steps do not wait for a call that is late (38 x 0.2 s would)"
+    assert inner.told == [("start", None), ("observation", 0)], "the call is still blocked, and nobody waited"
     inner.release.set()
     guard.close({})
     assert inner.told[-1] == ("close", None) and len(inner.told) == 2 + 38 + 1, "late, but all of it"
@@ -134,7 +130,7 @@ def test_left_alone_after_some_overruns(caplog: pytest.LogCaptureFixture) -> Non
         def _tell(self, method: str, step: int | None) -> None:
             super()._tell(method, step)
             if method == "observation":
-                assert self.release.wait(30)
+                assert self.release.wait(120)
                 self.release.clear()
 
     inner = Slow()
@@ -168,10 +164,9 @@ def test_close_does_not_wait_for_ever_and_runs_once() -> None:
     guard = GuardedPublisher(inner, limit=0.05, close_limit=0.3)
     guard.start({})
     guard.observation(make.observation(0), None)
-    began = time.monotonic()
     guard.close({})
     guard.close({})
-    assert 0.3 <= time.monotonic() - began < 10
+    assert guard._late is not None and not guard._late.done.is_set(), "closed while the call was blocked"
     inner.release.set()
 
 

@@ -207,7 +207,7 @@ def browser(tmp_path: Path) -> Iterator[Any]:
     made.quit()
 
 
-def until(browser: Any, script: str, wanted: Any, seconds: float = 30.0) -> None:
+def until(browser: Any, script: str, wanted: Any, seconds: float = 90.0) -> None:
     ends = time.monotonic() + seconds
     found = None
     while time.monotonic() < ends:

@@ -138,7 +138,7 @@ def test_trackio_through_accelerate(loop: tuple[bool, Path]) -> None:
     if with_step:
         assert sorted(row["step"] for row in looks) == LOOKS
     assert sorted(alert["title"] for alert in read["alerts"]) == [
-        "induction: causal, step 8",
+        "induction: causal (zero), step 8",
         "induction: heads crossed the threshold, step 8",
     ]
 

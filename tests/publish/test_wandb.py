@@ -300,7 +300,7 @@ def test_offline_file_has_every_point(offline: tuple[str, OfflineRun]) -> None:
 def test_offline_file_has_alerts_once_and_few_keys(offline: tuple[str, OfflineRun]) -> None:
     _, run = offline
     assert sorted(alert["title"] for alert in run.alerts) == [
-        "induction: causal, step 11",
+        "induction: causal (zero), step 11",
         "induction: heads crossed the threshold, step 11",
     ]
     ours = {key for key in run.all_keys() if key.startswith(names.PREFIX)}

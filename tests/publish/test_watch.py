@@ -89,6 +89,13 @@ def test_the_view_fits_the_terminal(tmp_path: Path, width: int, height: int) -> 
     assert max(map(len, lines)) <= width
 
 
+@pytest.mark.parametrize("height", [22, 30, 60])
+def test_what_is_new_stays_in_view(tmp_path: Path, height: int) -> None:
+    make.record(tmp_path / "run", layers=12, heads=12)
+    text = text_of(tmp_path / "run", 72, height)
+    assert "circuit formed" in text and "L1H0*" in text and "CAUSAL" in text
+
+
 def test_nothing_observed_yet_and_not_finite(tmp_path: Path) -> None:
     make.record(tmp_path / "run", ())
     assert "No look yet" in text_of(tmp_path / "run")
