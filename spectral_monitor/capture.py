@@ -26,6 +26,7 @@ from spectral_monitor.observation import FloatArray, IntArray
 from spectral_monitor.probe import ProbeBatch
 from spectral_monitor.ranks import Reduction, split_over
 from spectral_monitor.screen import Columns, column_indicators
+from spectral_monitor.shortcut import parts_behind_attention, query_row_only, saves_work
 from spectral_monitor.spectrum import gram
 
 #: ``(model, tokens [B, T], mask or None) -> logits`` of shape [B, T, V], [B, K, V] or [B, V]; see ``SpectralMonitor``.
@@ -368,6 +369,10 @@ class Subject:
                 f"{type(self.model).__name__}: logits change when its attention is watched (by up to "
                 f"{(plain - seen).abs().max().item():.2g}): it is not deterministic, or it cannot be read safely"
             )
+        parts = parts_behind_attention(self.anatomy)
+        with guest(self.model):
+            safe = saves_work(parts, query, plain, lambda: self.logits(tokens, query, mask))
+        self._behind_attention = parts if safe else ()
 
     def _inputs(self, probe: ProbeBatch, rows: IntArray, companion: str | None = None) -> Any:
         tokens = probe.tokens if companion is None else probe.companions[companion]
@@ -421,7 +426,8 @@ class Subject:
         tap = _ReadTap(self, probe, columns, null_draws)
         examples = Examples.empty(probe.rows)
         forwards = 0
-        with reduce.together(), self._instrumented(tap):
+        short = query_row_only(self._behind_attention, lambda: tap.query)
+        with reduce.together(), self._instrumented(tap), short:
             for rows, counts in reduce.micro_batches(probe.rows, batch_size):
                 tap.begin(rows, None if null_positions is None else null_positions[rows], counts)
                 logits = self._run(tap, probe, rows)

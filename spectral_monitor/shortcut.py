@@ -1,0 +1,75 @@
+"""Leave out what an observation does not need: the last layer's feed-forward at all positions but the query's.
+
+The probe reads the logits at one position a row. Behind the last attention only that position matters, so the parts of
+the last decoder layer that hold matrices and are not its attention get the query's row alone; what they return is added
+to the residual stream by broadcasting, which is right at the query position and of no interest elsewhere.
+
+Not every layer is built so. Whether it is safe is found out on two probe rows (``saves_work``): the logits must agree
+with the plain forward's; where they do not, or something raises, the shortcut stays off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spectral_monitor.anatomy import Anatomy
+
+#: Largest difference of logits, relative to their spread, that rounding in another matrix shape explains.
+TOLERANCE = 1e-4
+
+
+def parts_behind_attention(anatomy: Anatomy) -> tuple[nn.Module, ...]:
+    """Direct parts of the last decoder layer that hold matrices and not the attention; empty where unknown."""
+    if not anatomy.stack or not anatomy.blocks:
+        return ()
+    last, block = anatomy.stack[-1], anatomy.blocks[-1]
+    if not any(inner is block.module for inner in last.modules()) or last is block.module:
+        return ()
+    return tuple(
+        part
+        for part in last.children()
+        if not any(inner is block.module or inner is block.projection for inner in part.modules())
+        and any(parameter.dim() >= 2 for parameter in part.parameters())
+    )
+
+
+@contextmanager
+def query_row_only(parts: tuple[nn.Module, ...], query: Callable[[], Tensor]) -> Iterator[None]:
+    """Inside, ``parts`` see the query's row [B, 1, W] of their [B, T, W] input; ``query()`` gives the positions [B]."""
+
+    def keep_row(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        value = args[0] if args else None
+        positions = query()
+        if not isinstance(value, Tensor) or value.dim() != 3 or value.shape[0] != len(positions):
+            return None
+        index = torch.arange(len(positions), device=value.device)
+        row = value[index, positions.to(value.device)][:, None]
+        return (row, *args[1:]), kwargs
+
+    with ExitStack() as stack:
+        for part in parts:
+            stack.callback(part.register_forward_pre_hook(keep_row, with_kwargs=True).remove)
+        yield
+
+
+def saves_work(parts: tuple[nn.Module, ...], query: Tensor, plain: Tensor, run: Callable[[], Tensor]) -> bool:
+    """Whether ``run()``, a forward whose ``plain`` logits [B, V] are known, gives them with the shortcut too."""
+    if not parts or not bool(torch.isfinite(plain).all()):
+        return False
+    try:
+        with query_row_only(parts, lambda: query):
+            short = run()
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        return False
+    if short.shape != plain.shape:
+        return False
+    spread = plain.to(torch.float32).std().item()
+    worst = (short.to(torch.float32) - plain.to(torch.float32)).abs().max().item()
+    # In half precision another matrix shape rounds differently by far more than in float32.
+    bound = TOLERANCE if plain.dtype == torch.float32 else 100 * TOLERANCE
+    return worst <= bound * max(spread, 1e-12)
