@@ -21,10 +21,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from spectral_monitor.anatomy import Anatomy
-from spectral_monitor.capture import Ablation, Examples, Reduction, Subject
+from spectral_monitor.capture import Ablation, Examples, Subject
 from spectral_monitor.heads import Head, names
 from spectral_monitor.observation import ConditionMetrics, FloatArray, Verdict
 from spectral_monitor.probe import ProbeBatch
+from spectral_monitor.ranks import Reduction
 
 CAUSAL, NOT_CAUSAL, INCONCLUSIVE = "causal", "not causal", "inconclusive"
 NO_CAPABILITY, NO_CONTROL = "no capability", "no control possible"
