@@ -209,7 +209,7 @@ def show(results: list[Result]) -> None:
         table.add_row(
             r.what, r.against, r.model, f"{r.ratio:.2f}", f"{r.low:.2f} to {r.high:.2f}", absolute, str(r.repeats)
         )
-    Console(soft_wrap=True).print(table)
+    Console(width=160).print(table)
 
 
 def main() -> None:
