@@ -94,7 +94,11 @@ class GuardedPublisher:
             self._late.done.wait(self.close_limit)
         self._waited = (None, 0.0)
         self._do("close", None, summary or {}, limit=max(0.01, ends - time.monotonic()))
-        if self._thread is not None and self._late is None:
+        if self._late is not None and not self._late.done.is_set():
+            # Still blocked: what waits behind it is given up, so that nothing runs after the end of the run.
+            self.given_up = self.given_up or "the run has ended"
+            self.left_out += self._queue.qsize()
+        elif self._thread is not None:
             self._queue.put(None)
             self._thread.join(1.0)
         if self.failed or self.overruns or self.left_out:
@@ -181,8 +185,8 @@ class GuardedPublisher:
             call = self._queue.get()
             if call is None:
                 return
-            if self.given_up and call.method != "close":
-                self.left_out += 1
+            if self.given_up:
+                self.left_out += not self._closed  # after close they were counted there
                 call.done.set()
                 continue
             try:

@@ -164,10 +164,18 @@ def test_close_does_not_wait_for_ever_and_runs_once() -> None:
     guard = GuardedPublisher(inner, limit=0.05, close_limit=0.3)
     guard.start({})
     guard.observation(make.observation(0), None)
+    guard.event(make.event(step=0))
     guard.close({})
     guard.close({})
-    assert guard._late is not None and not guard._late.done.is_set(), "closed while the call was blocked"
+    late = guard._late
+    assert late is not None and not late.done.is_set(), "closed while the call was blocked"
+    assert guard.left_out == 2 and "2 were not made" in guard.report()
     inner.release.set()
+    assert guard._thread is not None
+    guard._queue.put(None)
+    guard._thread.join(60)
+    assert inner.told == [("start", None), ("observation", 0)], "nothing runs after the end"
+    assert guard.left_out == 2
 
 
 @pytest.mark.parametrize("what", ["log", "alert"])

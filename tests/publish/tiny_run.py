@@ -97,6 +97,7 @@ def run(folder: Path, *options: str) -> dict[str, Any]:
     """One scenario."""
     given = dict(option.split("=", 1) if "=" in option else (option, "yes") for option in options if option)
     folder.mkdir(exist_ok=True)
+    RELEASE.clear()
     set_seed(3)
     config = GPT2Config(
         vocab_size=96,
