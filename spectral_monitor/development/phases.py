@@ -13,7 +13,6 @@ from spectral_monitor.development.identity import Overlap, overlap
 from spectral_monitor.development.series import Series
 from spectral_monitor.errors import RecordError
 from spectral_monitor.heads import Head
-from spectral_monitor.observation import FloatArray
 
 _PHASE = re.compile(r"(?P<name>[^@]+)@(?P<step>\d+)\Z")
 
@@ -82,13 +81,12 @@ def phase_changes(series: Series, capability: str, phases: Sequence[Phase]) -> l
     return changes
 
 
-def stability(series: Series, capability: str) -> FloatArray:
-    """[O] Jaccard of the circuit with that of the usable observation before; NaN where both are empty or none is."""
+def stability(series: Series, capability: str) -> list[Overlap | None]:
+    """[O] overlap of the circuit with that of the usable observation before; None where there is none, or no head."""
     members = series.members(capability)
-    result = np.full(len(series), np.nan)
+    result: list[Overlap | None] = [None] * len(series)
     usable = np.flatnonzero(series.usable)
     for before, at in pairwise(usable):
-        union = int((members[before] | members[at]).sum())
-        if union:
-            result[at] = (members[before] & members[at]).sum() / union
+        if (members[before] | members[at]).any():
+            result[at] = overlap(series.circuit(capability, before), series.circuit(capability, at), series.heads)
     return result

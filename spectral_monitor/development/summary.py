@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from spectral_monitor.development.calibration import Calibration, calibrate
+from spectral_monitor.development.identity import Overlap
 from spectral_monitor.development.lead import RISE, BaseRate, Lead, base_rate, leads
 from spectral_monitor.development.milestones import (
     Gap,
@@ -52,7 +53,7 @@ class Development:
     rankings: dict[str, Ranking]
     precision: list[PrecisionAtK]
     calibration: Calibration | None
-    stability: FloatArray
+    stability: list[Overlap | None]
     phase_changes: list[PhaseChange]
 
     @property
@@ -118,7 +119,7 @@ class Development:
             "integral_score": integral.score,
             "precision_at_k": [asdict(entry) for entry in self.precision],
             "calibration": None if self.calibration is None else asdict(self.calibration),
-            "stability": self.stability,
+            "stability": [None if entry is None else asdict(entry) for entry in self.stability],
             "phases": [
                 {
                     **asdict(change),

@@ -147,6 +147,15 @@ def test_phases_compare_the_ends() -> None:
         Phase.parse("books")
 
 
+def test_the_circuit_is_compared_with_the_observation_before() -> None:
+    steps = develop_series(series_of(forming())).stability
+    assert steps[:3] == [None, None, None]
+    assert steps[3] is not None and (steps[3].size_a, steps[3].size_b, steps[3].jaccard) == (0, 1, 0.0)
+    assert steps[4] is not None and steps[4].jaccard == 0.5 and steps[5] is not None and steps[5].jaccard == 1.0
+    # one head, and two of the same layer's four: by chance the one is among them in half of the cases
+    assert steps[4].expected == 0.25
+
+
 def test_unknown_tokens_fall_back_to_steps() -> None:
     looks = [observation(step, tokens=math.nan) for step in (1, 2, 4)]
     looks = [Observation(**{**vars(look), "tokens": None}) for look in looks]
