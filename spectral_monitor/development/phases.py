@@ -85,7 +85,7 @@ def stability(series: Series, capability: str) -> list[Overlap | None]:
     """[O] overlap of the circuit with that of the usable observation before; None where there is none, or no head."""
     members = series.members(capability)
     result: list[Overlap | None] = [None] * len(series)
-    usable = np.flatnonzero(series.usable)
+    usable = [int(index) for index in np.flatnonzero(series.usable)]
     for before, at in pairwise(usable):
         if (members[before] | members[at]).any():
             result[at] = overlap(series.circuit(capability, before), series.circuit(capability, at), series.heads)

@@ -141,6 +141,10 @@ def _facts(found: Development, record: RunRecord) -> str:
     return "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts if text)
 
 
+def _family(name: str) -> str:
+    return name.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+
+
 def _probe_size(record: RunRecord, probe: str) -> str:
     described = record.probes.get(probe, {})
     if "rows" in described:
