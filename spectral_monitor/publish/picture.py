@@ -21,14 +21,17 @@ CLASS_COLOURS: tuple[tuple[int, int, int], ...] = (
     (82, 168, 108),
     (38, 40, 48),
 )
-_BACK, _UNKNOWN = (20, 21, 26), (90, 20, 60)
+_BACK, _UNKNOWN, _INK = (20, 21, 26), (90, 20, 60), (170, 174, 182)
+#: Digits, 3 x 5 dots each, one number a row of three bits.
+_DIGITS = ("75557", "26227", "71747", "71717", "55711", "74717", "74757", "71111", "75757", "75717")
 
 
 def layers_by_heads(observation: Observation, width: int = 900) -> Pixels:
     """[rows, columns, 3] pixels: three panels side by side, layers downwards, heads across.
 
-    Left: effective rank (PR), dark = 1, bright = the largest of this observation. Middle: induction attention, dark =
-    0, bright = 1. Right: the head's class by colour. Heads that are dead or not finite are purple in all of them.
+    Layer numbers stand at the left edge. Left: effective rank (PR), dark = 1, bright = the largest of this
+    observation. Middle: induction attention, dark = 0, bright = 1. Right: the head's class by colour. Heads that are
+    dead or not finite are purple in all of them.
     """
     heads = observation.heads
     if not len(heads):
@@ -44,9 +47,9 @@ def layers_by_heads(observation: Observation, width: int = 900) -> Pixels:
     cells = [np.where(known[:, None], panel, np.array(_UNKNOWN, dtype=np.uint8)) for panel in panels]
     columns = int(heads.head.max()) + 1
     side = int(np.clip(width // (3 * columns + 2), 2, 28))
-    gap = np.full(((int(heads.layer.max()) + 1) * side, side, 3), _BACK, dtype=np.uint8)
     drawn = [_grid(values, heads.layer, heads.head, side) for values in cells]
-    return np.concatenate([drawn[0], gap, drawn[1], gap, drawn[2]], axis=1)
+    gap = np.full((len(drawn[0]), side, 3), _BACK, dtype=np.uint8)
+    return np.concatenate([_layer_numbers(len(drawn[0]), side), drawn[0], gap, drawn[1], gap, drawn[2]], axis=1)
 
 
 def _ramp(values: npt.NDArray[np.float64]) -> Pixels:
@@ -65,3 +68,20 @@ def _grid(colours: Pixels, layer: npt.NDArray[np.int64], head: npt.NDArray[np.in
         big[side - 1 :: side] = _BACK
         big[:, side - 1 :: side] = _BACK
     return big
+
+
+def _layer_numbers(height: int, side: int) -> Pixels:
+    """A margin with the number of every layer that has room for one."""
+    dot = 2 if side >= 14 else 1
+    margin = np.full((height, dot * 14, 3), _BACK, dtype=np.uint8)
+    every = -(-7 * dot // side)
+    for layer in range(0, height // side, every):
+        top = layer * side + max(0, (side - 5 * dot) // 2)
+        if top + 5 * dot > height:
+            break
+        for place, digit in enumerate(str(layer)):
+            bits = np.array([[int(row) >> shift & 1 for shift in (2, 1, 0)] for row in _DIGITS[int(digit)]], dtype=bool)
+            shape = bits.repeat(dot, axis=0).repeat(dot, axis=1)
+            left = dot + place * 4 * dot
+            margin[top : top + 5 * dot, left : left + 3 * dot][shape] = _INK
+    return margin
