@@ -14,13 +14,14 @@ from torch import nn
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module under ``torch.compile``'s and DistributedDataParallel's wrappers: what the probe runs.
+    """The module under the wrappers of ``torch.compile``, DistributedDataParallel and DeepSpeed: what the probe runs.
 
     A forward of the bare module takes part in no gradient synchronisation and runs uncompiled.
     """
     while True:
         inner = getattr(model, "_orig_mod", None)
-        if inner is None and isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        wrapped = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+        if inner is None and (wrapped or type(model).__name__ == "DeepSpeedEngine"):
             inner = model.module
         if inner is None:
             return model
@@ -33,9 +34,10 @@ def guest(model: nn.Module) -> Iterator[None]:
 
     Put back afterwards, also after an exception: each module's own training flag, the Python, NumPy and torch random
     states, autocast's weight cache setting, buffers, settings and submodules that the forward changed (BigBird turns
-    its block-sparse attention off for good on a short row), compiled calls.
+    its block-sparse attention off for good on a short row), compiled calls, the sharding of weights.
     """
     with ExitStack() as stack:
+        stack.enter_context(_sharded_again(model))
         stack.enter_context(_random_states())
         stack.enter_context(_eval_mode(model))
         stack.enter_context(_attributes(model))
@@ -59,6 +61,20 @@ def _random_states() -> Iterator[None]:
         torch.set_rng_state(cpu)
         if cuda is not None:
             torch.cuda.set_rng_state_all(cuda)
+
+
+@contextmanager
+def _sharded_again(model: nn.Module) -> Iterator[None]:
+    """FSDP2 keeps the root's weights gathered after a forward without a backward: memory, and stale after an update."""
+    try:
+        yield
+    finally:
+        if "torch.distributed.fsdp" in sys.modules:
+            from torch.distributed.fsdp import FSDPModule
+
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
 
 
 @contextmanager

@@ -195,7 +195,6 @@ class SpectralMonitor:
         self._densify: Densify | None = None
         self._state: dict[str, Any] | None = None
         self.seconds = 0.0
-        self._seconds_before = 0.0
         self._began = time.monotonic()
         self._elapsed_before = 0.0
         self._look_seconds = math.nan
@@ -219,6 +218,11 @@ class SpectralMonitor:
         try:
             if not self.is_due(step, tokens):
                 return None
+            if self._last_step is None:
+                # The first look of a session that brings no state: what a record holds of later steps is of a past
+                # that the run went back over.
+                self.prepare(model)
+                self.rewind(step)
             return self.observe(model, step, tokens, **about)
         except Exception as error:
             if self.on_error == "raise":
@@ -250,6 +254,23 @@ class SpectralMonitor:
         """
         self.prepare(model)
         began = time.monotonic()
+        try:
+            return self._observe(model, step, tokens, progress, tokens_estimated, label, mark)
+        finally:
+            self._look_seconds = time.monotonic() - began
+            self.seconds += self._look_seconds
+            self._save_state()
+
+    def _observe(
+        self,
+        model: nn.Module,
+        step: int,
+        tokens: float | None,
+        progress: Callable[[str, int, int], None] | None,
+        tokens_estimated: bool,
+        label: str | None,
+        mark: str | None,
+    ) -> Look:
         with self.reduce.together():
             subject = self._subject_of(model)
         observations: list[Observation] = []
@@ -266,9 +287,6 @@ class SpectralMonitor:
         if response.densify is not None:
             self._densify = response.densify
         self._last_step, self._last_tokens = step, tokens
-        self._look_seconds = time.monotonic() - began
-        self.seconds += self._look_seconds
-        self._save_state()
         return Look(tuple(observations), tuple(events), tuple(verdicts), response)
 
     def is_due(self, step: int, tokens: float | None = None) -> bool:
@@ -292,9 +310,8 @@ class SpectralMonitor:
         """
         if self._tracks:
             return
-        began = time.monotonic()
-        if not self._ranks_known:
-            self.reduce, self._ranks_known = reduction_for(unwrap(model)), True
+        began = self._began = time.monotonic()
+        self.join_ranks(model)
         with self.reduce.together():
             probes, tracks = self._examine(model)
             run = self._run_info(model, probes)
@@ -327,6 +344,32 @@ class SpectralMonitor:
                 warning = EarlyWarning(probe.length, self._warning, capability=probe.capability)
             tracks[probe.name] = _Track(probe, warning)
         return probes, tracks
+
+    def join_ranks(self, model: nn.Module) -> None:
+        """Find out how this run's ranks share the work, unless ``reduce`` was given. ``prepare`` does this by itself.
+
+        Raises:
+            CaptureError: the model is spread over ranks in a way that is not read.
+        """
+        if not self._ranks_known:
+            self.reduce, self._ranks_known = reduction_for(unwrap(model)), True
+
+    def forget(self) -> None:
+        """Back to the state before the first look, for another run with the same settings."""
+        if self._record is not None:
+            self._record.close()
+        self._record, self._subject, self._state, self._densify = None, None, None, None
+        self._tracks, self._announced, self._announced_until = {}, set(), -1
+        self._last_step = self._last_tokens = None
+        self.seconds = self._elapsed_before = 0.0
+        self._look_seconds = math.nan
+        self.skipped, self.failures = [], {}
+        self.responder = Responder(self.responder.actions)
+
+    def rewind(self, step: int) -> None:
+        """Set aside what the record holds of later steps: the run went back there without the monitor's own state."""
+        if self._record is not None:
+            self._record.rewind(step)
 
     def close(self, summary: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """End of the run: tell the publishers, close the record. Returns what there is to say."""
@@ -702,7 +745,7 @@ class SpectralMonitor:
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._last_step, self._last_tokens = state.get("last_step"), state.get("last_tokens")
-        self.seconds = self._seconds_before = float(state.get("seconds", 0.0))
+        self.seconds = float(state.get("seconds", 0.0))
         self._elapsed_before = float(state.get("elapsed", 0.0))
         self._began = time.monotonic()
         self.skipped = list(state.get("skipped", ()))

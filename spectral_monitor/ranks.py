@@ -85,17 +85,8 @@ class Ranks(Reduction):
         self._device = torch.device("cpu") if "cpu:" in backends else _accelerator()
 
     def micro_batches(self, rows: int, batch_size: int) -> Iterator[tuple[IntArray, bool]]:
-        """Micro-batches dealt round; every rank runs the same number of them.
-
-        A rank that gets none in the last round runs the first one again, without counting it.
-        """
-        size = min(batch_size, -(-rows // self._data_size))
-        starts = range(0, rows, size)
-        for turn in range(-(-len(starts) // self._data_size)):
-            number = turn * self._data_size + self._data_rank
-            counts = number < len(starts)
-            start = starts[number] if counts else 0
-            yield np.arange(start, min(start + size, rows)), counts
+        """Micro-batches dealt round (see ``deal``)."""
+        return deal(rows, batch_size, self._data_rank, self._data_size)
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         if self._data_size == 1:
@@ -157,6 +148,20 @@ class Ranks(Reduction):
     @property
     def is_main(self) -> bool:
         return bool(self._dist.get_rank() == 0)
+
+
+def deal(rows: int, batch_size: int, rank: int, ranks: int) -> Iterator[tuple[IntArray, bool]]:
+    """The micro-batches of one rank: dealt round, every rank running the same number of them.
+
+    A rank that gets none in the last round runs the first one again, without counting it.
+    """
+    size = min(batch_size, -(-rows // ranks))
+    starts = range(0, rows, size)
+    for turn in range(-(-len(starts) // ranks)):
+        number = turn * ranks + rank
+        counts = number < len(starts)
+        start = starts[number] if counts else 0
+        yield np.arange(start, min(start + size, rows)), counts
 
 
 def _accelerator() -> torch.device:

@@ -88,17 +88,13 @@ class RunRecord:
         made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(path / ".lock")
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise RecordError(
-                f"{path} is being written by another process: give this run another run_dir, or stop the other one"
-            ) from None
+            lock = _locked(path)
         except OSError as error:
             raise RecordError(
                 f"run directory {path} cannot be written ({error.strerror or error}): choose another run_dir"
             ) from error
         try:
+            _drop_temporaries(path)
             if (path / "run.json").exists():
                 record = cls.open(path)
                 record._lock = lock
@@ -294,6 +290,48 @@ class RunRecord:
         if whole != len(content):
             with open(file, "r+b") as handle:
                 handle.truncate(whole)
+
+
+def set_aside(run_dir: str | os.PathLike[str]) -> Path | None:
+    """Rename the record in ``run_dir``, if there is one, so that a new run can begin there; returns its new place.
+
+    Raises RecordError when another process is writing it.
+    """
+    path = Path(run_dir)
+    if not (path / "run.json").exists():
+        return None
+    lock = _locked(path)
+    number = 1
+    while (aside := path.with_name(f"{path.name}-{number}")).exists():
+        number += 1
+    try:
+        path.rename(aside)
+    except OSError as error:
+        raise RecordError(
+            f"{path} holds the record of an earlier run and cannot be renamed ({error.strerror or error}): "
+            "choose another run_dir"
+        ) from error
+    finally:
+        lock.release()
+    return aside
+
+
+def _locked(path: Path) -> FileLock:
+    lock = FileLock(path / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RecordError(
+            f"{path} is being written by another process: give this run another run_dir, or stop the other one"
+        ) from None
+    return lock
+
+
+def _drop_temporaries(path: Path) -> None:
+    """Remove what a killed process was writing; nobody else writes here, the lock is ours."""
+    for directory in (path, path / "observations", path / "verdicts"):
+        for file in directory.glob(".*.tmp"):
+            file.unlink(missing_ok=True)
 
 
 # -- observations as tables -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from spectral_monitor.errors import SpectralMonitorError
 from spectral_monitor.monitor import Look, SpectralMonitor
-from spectral_monitor.record import write_json
+from spectral_monitor.record import set_aside, write_json
 from spectral_monitor.schedule import LogSchedule
 
 log = logging.getLogger("spectral_monitor")
@@ -85,6 +85,10 @@ class SpectralMonitorCallback(TrainerCallback):  # type: ignore[misc]
 
     def _begin(self, args: TrainingArguments, state: TrainerState, model: nn.Module, processing_class: Any) -> None:
         monitor = self.monitor
+        if self._ready:  # the same callback in a second call of train()
+            monitor.forget()
+            self._ready = False
+        monitor.join_ranks(model)
         if monitor.run_dir is None:
             monitor.run_dir = _output_dir(args) / "spectral_monitor"
         if self._default_schedule:
@@ -99,15 +103,21 @@ class SpectralMonitorCallback(TrainerCallback):  # type: ignore[misc]
             "planned_steps": state.max_steps,
             "training": {"seed": args.seed, "data_seed": args.data_seed, "bf16": args.bf16, "fp16": args.fp16},
         }
-        if state.global_step > 0:
-            kept = self._state_at(args, state)
-            if kept is not None:
-                monitor.load_state_dict(kept)
-            else:
-                log.info("spectral_monitor: no monitor state for step %d; the record begins here", state.global_step)
-        elif state.is_world_process_zero:
-            _set_aside(monitor.run_dir)
+        kept = None
+        with monitor.reduce.together():
+            if not monitor.reduce.is_main:
+                pass
+            elif state.global_step > 0:
+                kept = self._state_at(args, state)
+            elif (aside := set_aside(monitor.run_dir)) is not None:
+                log.info("spectral_monitor: the record of an earlier training was kept as %s", aside)
+        kept = monitor.reduce.broadcast(kept)
+        if kept is not None:
+            monitor.load_state_dict(kept)
         monitor.prepare(model)
+        if kept is None and state.global_step > 0:
+            log.info("spectral_monitor: no monitor state for step %d; it begins there", state.global_step)
+            monitor.rewind(state.global_step)
         if not _counts_tokens(args):
             self._tokens.watch(model, args)
         self._ready = True
@@ -145,31 +155,48 @@ class SpectralMonitorCallback(TrainerCallback):  # type: ignore[misc]
                 len(summary["skipped_steps"]),
                 self.monitor.max_overhead,
             )
+        limit = self.monitor.max_overhead
+        if limit is not None and summary["share"] > limit:
+            log.info(
+                "spectral_monitor took %.1f%% of the run's time, more than max_overhead=%g: the looks at step 0, at "
+                "each doubling and at the end are never left out; a probe of fewer rows makes them cheaper",
+                100 * summary["share"],
+                limit,
+            )
 
-    def _state_file(self) -> str:
+    def _state_file(self, args: TrainingArguments) -> str:
+        """Name of the monitor's file in a checkpoint; two monitors in one run have two."""
         assert self.monitor.run_dir is not None
-        return f"{self.monitor.run_dir.name}.json"
+        run_dir, out = self.monitor.run_dir.absolute(), _output_dir(args).absolute()
+        inside = run_dir.relative_to(out) if run_dir.is_relative_to(out) else Path(*run_dir.parts[1:])
+        return f"{'-'.join(inside.parts)}.json"
 
     def _save_beside(self, args: TrainingArguments, state: TrainerState) -> None:
         checkpoint = _output_dir(args) / f"checkpoint-{state.global_step}"
         if checkpoint.is_dir():
-            write_json(checkpoint / self._state_file(), self.monitor.state_dict())
+            write_json(checkpoint / self._state_file(args), self.monitor.state_dict())
 
     def _state_at(self, args: TrainingArguments, state: TrainerState) -> dict[str, Any] | None:
-        """The monitor's state at the checkpoint that the run resumes from."""
+        """The monitor's state at the checkpoint that the run resumes from.
+
+        A run killed between the Trainer's save and ``on_save`` left none there: then the run directory's own state
+        serves, if it is not from a later step.
+        """
         assert self.monitor.run_dir is not None
         candidates = [
-            _output_dir(args) / f"checkpoint-{state.global_step}" / self._state_file(),
+            _output_dir(args) / f"checkpoint-{state.global_step}" / self._state_file(args),
             self.monitor.run_dir / "state.json",
         ]
         resumed_from = args.resume_from_checkpoint
         if isinstance(resumed_from, str):
-            candidates.insert(0, Path(resumed_from) / self._state_file())
+            candidates.insert(0, Path(resumed_from) / self._state_file(args))
         for file in candidates:
-            if file.is_file():
+            try:
                 kept: dict[str, Any] = json.loads(file.read_text())
-                if (kept.get("last_step") or 0) <= state.global_step:
-                    return kept
+            except (OSError, ValueError):
+                continue
+            if (kept.get("last_step") or 0) <= state.global_step:
+                return kept
         return None
 
     def _guarded(self, call: Any, *arguments: Any, **named: Any) -> None:
@@ -179,6 +206,8 @@ class SpectralMonitorCallback(TrainerCallback):  # type: ignore[misc]
         except Exception as error:
             if self.monitor.on_error == "raise":
                 raise
+            if not self.monitor.reduce.is_main:
+                return
             if isinstance(error, SpectralMonitorError):
                 log.warning("spectral_monitor is off: %s", error)
             else:
@@ -199,7 +228,8 @@ class _TokenCount:
                 "set include_num_input_tokens_seen in TrainingArguments"
             )
             return
-        factor = args.gradient_accumulation_steps * args.world_size
+        copies = args.world_size // max(getattr(model, "_tp_size", None) or 1, 1)
+        factor = args.gradient_accumulation_steps * copies
 
         def first_batch(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
             ids = named.get("input_ids", inputs[0] if inputs else None)
@@ -242,14 +272,3 @@ def _trackers_of(monitor: SpectralMonitor) -> list[Any]:
     if any(isinstance(publisher, WandbPublisher) for publisher in inner):
         return []
     return list(guarded([WandbPublisher()]))
-
-
-def _set_aside(run_dir: Path) -> None:
-    """A new training into the output directory of an old one: keep the old record under another name."""
-    if not (run_dir / "run.json").exists():
-        return
-    number = 1
-    while (aside := run_dir.with_name(f"{run_dir.name}-{number}")).exists():
-        number += 1
-    run_dir.rename(aside)
-    log.info("spectral_monitor: the record of an earlier training was kept as %s", aside)
