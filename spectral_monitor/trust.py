@@ -5,8 +5,8 @@ with any parameters, and each alarm judged by what the head did next:
 
 * an alarm is *right* when its head becomes a circuit member at that look or later, at most ``horizon`` times the
   tokens away; otherwise it is *false*. PR knows no classes: its alarms may lead into the probe's circuit or into the
-  previous-token circuit. Alarms that the early warning would not have raised (heads that were members at the look
-  before; PR once the circuit is there) are not counted at all;
+  previous-token circuit. Alarms that the early warning would not have raised (heads that were members of the
+  probe's circuit at the look before; PR once there is one) are not counted at all;
 * *precision* = right alarms / alarms; *recall* = heads of the final circuit with a right alarm / heads of the final
   circuit that crossed within the record;
 * *lead* of a head = tokens at its crossing / tokens at its first right alarm: 1 = at the same look, no warning at all;
@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,11 +36,11 @@ from spectral_monitor.observation import OK, FloatArray, IntArray
 from spectral_monitor.warning import (
     PREVIOUS_TOKEN,
     Crossing,
+    HeadAlarms,
     LevelRule,
     RiseRule,
     Rule,
     WarningParameters,
-    alarms,
     signal,
 )
 
@@ -188,7 +188,7 @@ class Candidate:
     """A rule over a signal, under the name that stands in the table.
 
     ``joins``: the circuits that its heads should join; ``until_formed``: it is silent once the probe's circuit has a
-    member.
+    member; ``gate``: it is silent as long as no previous-token head has risen by this rule.
     """
 
     name: str
@@ -196,6 +196,7 @@ class Candidate:
     rule: Rule
     joins: Joins = OWN
     until_formed: bool = False
+    gate: LevelRule | None = None
 
     def with_sensitivity(self, value: float) -> Candidate:
         """The same rule with another ``ratio`` (rise rules) or ``bar`` (level rules)."""
@@ -213,12 +214,13 @@ class Candidate:
 
 
 def candidates(parameters: WarningParameters | None = None) -> list[Candidate]:
-    """The alarms of ``parameters`` that run, in the table's order, and two relatives of PR by PR's own rule."""
+    """The alarms of ``parameters`` that run, in the table's order, and three relatives of the PR alarm."""
     parameters = parameters if parameters is not None else WarningParameters()
     found = []
     for name, watch in parameters.watches().items():
-        found.append(Candidate(name, watch.signal, watch.rule, watch.joins, watch.until_formed))
+        found.append(Candidate(name, watch.signal, watch.rule, watch.joins, watch.until_formed, watch.gate))
         if name == "pr_rise":
+            found.append(dataclasses.replace(found[0], name="pr_rise, no gate", gate=None))
             found.append(dataclasses.replace(found[0], name="pr_centred", signal="pr_centred"))
             # This ratio is near 1 by construction: PR's floor means nothing there.
             rule = dataclasses.replace(parameters.pr or RiseRule(), floor=0.0)
@@ -305,14 +307,27 @@ def replay(runs: Sequence[RunSeries], candidate: Candidate) -> list[Alarm]:
     for number, run in enumerate(runs):
         if candidate.signal not in run.signals:
             raise ThresholdError(f"no signal {candidate.signal!r} to replay; there are {', '.join(run.signals)}")
-        values, member = run.signals[candidate.signal], run.member(candidate.joins)
-        silent = run.member() if candidate.until_formed else np.zeros_like(member)
-        for head in range(len(run.heads)):
-            for look in alarms(candidate.rule, run.tokens, values[:, head]):
-                before = max(look - 1, 0)
-                if not (member[before, head] or silent[before].any()):
-                    found.append(Alarm(number, head, look))
+        member = run.member()
+        for look, risen in enumerate(_risen(run, candidate)):
+            before = member[max(look - 1, 0)]
+            if not (candidate.until_formed and before.any()):
+                found += [Alarm(number, head, look) for head in risen if not before[head]]
     return found
+
+
+def _risen(run: RunSeries, candidate: Candidate) -> Iterator[list[int]]:
+    """Indices of the heads that alarm, look by look, as ``EarlyWarning`` would have it."""
+    index = {name: number for number, name in enumerate(run.heads)}
+    heads, gate = HeadAlarms(candidate.rule, candidate.gate is not None), None
+    previous = run.signals.get("previous_token", np.zeros(0))
+    if candidate.gate is not None and run.capability == "induction" and np.isfinite(previous).any():
+        gate = HeadAlarms(candidate.gate)
+    for look, tokens in enumerate(run.tokens):
+        if gate is not None:
+            gate.update(tokens, run.heads, previous[look])
+        opened = gate is None or gate.any_inside
+        moved = heads.update(tokens, run.heads, run.signals[candidate.signal][look], opened)
+        yield [index[name] for name in moved["up"]]
 
 
 def judge(
@@ -546,20 +561,16 @@ def sensitivities(candidate: Candidate) -> list[float]:
     return [own * factor for factor in GRID]
 
 
-def choose(
-    runs: Sequence[RunSeries], candidate: Candidate, horizon: float = 2.0, precision: float = 0.8, recall: float = 0.8
-) -> Candidate:
+def choose(runs: Sequence[RunSeries], candidate: Candidate, horizon: float = 2.0) -> Candidate:
     """``candidate`` at the sensitivity that serves best on ``runs`` (report it on others).
 
-    The longest median lead of the circuit among those of at least that precision and recall; where none has both, the
-    greatest harmonic mean of the two. Of equals, the least sensitive.
+    The greatest harmonic mean of precision and the share of the final circuit's heads that were warned of at an earlier
+    look than their crossing; of equals, the least sensitive.
     """
 
-    def worth(found: Trust) -> tuple[float, float]:
-        p, r = (0.0 if math.isnan(x) else x for x in (found.precision, found.recall))
-        if p >= precision and r >= recall:
-            return 1.0, 0.0 if math.isnan(found.circuit_lead) else found.circuit_lead
-        return 0.0, 2 * p * r / (p + r) if p + r else 0.0
+    def worth(found: Trust) -> float:
+        precision, early = found.precision, _share(found.early, found.circuit)
+        return 2 * precision * early / (precision + early) if found.right and found.early else 0.0
 
     curve = operating_curve(runs, candidate, sensitivities(candidate), horizon)
     return candidate.with_sensitivity(max(curve, key=lambda point: (worth(point[1]), point[0]))[0])

@@ -35,7 +35,7 @@ def warn(
             metavar="ALARM.PARAMETER=VALUE",
             help="Change a parameter of an alarm, for example pr.ratio=2 or attention.bar=3 (repeatable). ALARM=off "
             "leaves it out. Alarms: pr, content, attention, precursor. crossing.selectivity=20 changes who counts as a "
-            "member.",
+            "member; pr_until_formed=off keeps PR alarms after the circuit's first member.",
         ),
     ] = None,
     horizon: Annotated[
@@ -150,12 +150,8 @@ def parse_settings(settings: list[str]) -> WarningParameters:
         name, given, text = setting.partition("=")
         alarm, _, parameter = name.strip().partition(".")
         text = text.strip()
-        if (
-            not given
-            or not isinstance(raw.get(alarm), dict | None)
-            or alarm not in raw
-            or not (parameter or text == "off")
-        ):
+        takes = isinstance(raw.get(alarm), dict) or raw.get(alarm, "") is None
+        if not given or alarm not in raw or (not takes if parameter else text != "off"):
             raise ThresholdError(
                 f"--set {setting!r} is not understood: write ALARM.PARAMETER=VALUE or ALARM=off, with ALARM one of "
                 f"{', '.join(raw)}"

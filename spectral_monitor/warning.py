@@ -64,7 +64,7 @@ class RiseRule:
         rearm: the episode is over when the value falls under ``minimum * ratio ** rearm``.
     """
 
-    ratio: float = 1.5
+    ratio: float = 2.0
     floor: float = 2.0
     octaves: float = math.inf
     deviations: float = 3.0
@@ -423,6 +423,63 @@ def signal(name: str, heads: HeadTable, length: int, capability: str = "inductio
 SIGNALS = ("pr", "pr_centred", "pr_over_null", "content_share", "attention", "previous_token", "selectivity")
 
 
+class HeadAlarms:
+    """One rule over all heads, look by look.
+
+    ``gated``: an episode is announced only while a gate is open, at once or when the gate opens later in it.
+    """
+
+    def __init__(self, rule: Rule, gated: bool = False) -> None:
+        self.rule = rule
+        self.gated = gated
+        self.machines: dict[str, Detector] = {}
+        self.announced: set[str] = set()
+
+    def update(
+        self, tokens: float, names: Sequence[str], values: FloatArray, gate: bool = True
+    ) -> dict[Direction, list[str]]:
+        """Take the [K] values of one look; returns the heads whose alarm (``"up"``) or end (``"down"``) is now."""
+        moved: dict[Direction, list[str]] = {"up": [], "down": []}
+        for name, value in zip(names, values, strict=True):
+            machine = self.machines.setdefault(name, detector(self.rule))
+            direction = machine.update(tokens, float(value))
+            if direction == "down":
+                self.announced.discard(name)
+            if self.gated and direction != "down":
+                news = machine.episode.inside and gate and name not in self.announced and math.isfinite(value)
+                direction = "up" if news else ""
+            if direction == "up":
+                self.announced.add(name)
+            if direction:
+                moved[direction].append(name)
+        return moved
+
+    @property
+    def any_inside(self) -> bool:
+        """Some head is in an episode."""
+        return any(machine.episode.inside for machine in self.machines.values())
+
+    def minimum(self, name: str) -> float:
+        """The head's running minimum, which its next value is compared with; NaN for level rules."""
+        machine = self.machines.get(name)
+        return machine.minimum if isinstance(machine, RiseDetector) else math.nan
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return {
+            "machines": {name: machine.state_dict() for name, machine in self.machines.items()},
+            "announced": sorted(self.announced),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state_dict``'s state."""
+        self.announced = set(state["announced"])
+        self.machines = {}
+        for name, saved in state["machines"].items():
+            self.machines[name] = detector(self.rule)
+            self.machines[name].load_state_dict(saved)
+
+
 @dataclass(frozen=True)
 class Crossing:
     """When a head counts as a circuit candidate: selectivity and attention both at their thresholds (recipe 3).
@@ -461,7 +518,8 @@ class Watch:
     """One head alarm: the signal it looks at, its rule, and the kind and capability of the event it raises.
 
     ``joins`` are the circuits that it warns of ("" is that of the probe's own capability), ``until_formed`` means that
-    it is silent once that one has a member.
+    it is silent once that one has a member. ``gate``: it is silent as long as no previous-token head has risen by this
+    rule.
     """
 
     signal: str
@@ -470,6 +528,7 @@ class Watch:
     capability: str | None = None
     joins: tuple[str, ...] = ("",)
     until_formed: bool = False
+    gate: LevelRule | None = None
 
 
 @dataclass(frozen=True)
@@ -480,6 +539,9 @@ class WarningParameters:
 
     Attributes:
         pr: ``pr_rise``, over PR.
+        pr_gate: PR alarms of induction probes only once a previous-token head of some layer but the last has risen by
+            this rule (over the same series as ``precursor``). PR alone rises in most heads while the language is
+            learned; one that stands high when the precursor appears is another matter. None: no gate.
         pr_until_formed: PR alarms only while the probe's circuit has no member yet. Once there is one, the PR of many
             heads rises because what they read has become richer, not because they form anything.
         content: ``content_rise``, over the content share (0 to 1); silent where observations lack it.
@@ -492,10 +554,11 @@ class WarningParameters:
     """
 
     pr: RiseRule | None = field(default_factory=RiseRule)
+    pr_gate: LevelRule | None = field(default_factory=lambda: LevelRule(bar=2.0))
     pr_until_formed: bool = True
     content: LevelRule | None = field(default_factory=lambda: LevelRule(bar=0.1))
     attention: LevelRule | None = field(default_factory=lambda: LevelRule(bar=3.0))
-    precursor: LevelRule | None = field(default_factory=lambda: LevelRule(bar=3.0))
+    precursor: LevelRule | None = field(default_factory=lambda: LevelRule(bar=5.0))
     crossing: Crossing | None = field(default_factory=Crossing)
     sink: JumpRule | None = field(default_factory=JumpRule)
 
@@ -511,6 +574,7 @@ class WarningParameters:
         """What ``to_dict`` gave. ThresholdError names an unknown alarm or field."""
         kinds: dict[str, type] = {
             "pr": RiseRule,
+            "pr_gate": LevelRule,
             "content": LevelRule,
             "attention": LevelRule,
             "precursor": LevelRule,
@@ -541,7 +605,9 @@ class WarningParameters:
         previous = "previous_token"
         found: dict[str, Watch] = {}
         if self.pr is not None:
-            found["pr_rise"] = Watch("pr", self.pr, "pr_rise", joins=("", previous), until_formed=self.pr_until_formed)
+            found["pr_rise"] = Watch(
+                "pr", self.pr, "pr_rise", joins=("", previous), until_formed=self.pr_until_formed, gate=self.pr_gate
+            )
         if self.content is not None:
             found["content_rise"] = Watch("content_share", self.content, "content_rise")
         if self.attention is not None:
@@ -552,7 +618,7 @@ class WarningParameters:
 
 
 #: The format of ``EarlyWarning.state_dict``.
-STATE_FORMAT = 1
+STATE_FORMAT = 2
 
 _UNITS = {
     "pr": "PR",
@@ -581,13 +647,18 @@ class EarlyWarning:
         self.length = length
         self.parameters = parameters if parameters is not None else WarningParameters()
         self.capability = capability
+        induction = capability == "induction"  # the one capability that is known to be built on previous-token heads
         self._watches = {
-            name: watch
+            name: watch if induction else dataclasses.replace(watch, gate=None)
             for name, watch in self.parameters.watches().items()
-            if watch.signal != "previous_token" or capability == "induction"
+            if watch.signal != "previous_token" or induction
         }
         self._axis: str | None = None
-        self._heads: dict[str, dict[str, Detector]] = {}
+        self._alarms = {name: HeadAlarms(watch.rule, watch.gate is not None) for name, watch in self._watches.items()}
+        if self.parameters.crossing is not None:
+            self._alarms["selectivity_crossing"] = HeadAlarms(self.parameters.crossing.rule)
+        gates = {name: watch.gate for name, watch in self._watches.items()}
+        self._gates = {name: HeadAlarms(rule) for name, rule in gates.items() if rule is not None}
         self._sink = JumpDetector(self.parameters.sink) if self.parameters.sink is not None else None
 
     def update(self, observation: Observation, circuit_members: Collection[Head] = ()) -> list[Event]:
@@ -608,14 +679,16 @@ class EarlyWarning:
         usable = heads.status == OK
         events: list[Event] = []
         for name, watch in self._watches.items():
-            values = np.where(usable, signal(watch.signal, heads, self.length, self.capability), np.nan)
-            lows = self._minima(name)
-            rising = [head for head in self._advance(name, watch.rule, names, at, values)["up"] if head not in members]
+            values = self._series(watch.signal, heads, usable)
+            lows = {head: self._alarms[name].minimum(head) for head in names}
+            gate = self._gate(name, at, names, heads, usable)
+            moved = self._alarms[name].update(at, names, values, gate)
+            rising = [head for head in moved["up"] if head not in members]
             if rising and not (watch.until_formed and members):
                 events.append(self._rise(observation, watch, rising, dict(zip(names, values, strict=True)), lows))
         if self.parameters.crossing is not None:
             scores = np.where(usable, self.parameters.crossing.score(heads, self.capability), np.nan)
-            moved = self._advance("selectivity_crossing", self.parameters.crossing.rule, names, at, scores)
+            moved = self._alarms["selectivity_crossing"].update(at, names, scores)
             selectivity = dict(zip(names, signal("selectivity", heads, self.length, self.capability), strict=True))
             for direction in ("up", "down"):
                 if moved[direction]:
@@ -631,20 +704,17 @@ class EarlyWarning:
         value = observation.tokens if self._axis == "tokens" else float(observation.step)
         return None if position(value) is None else value
 
-    def _advance(
-        self, key: str, rule: Rule, names: Sequence[str], at: float, values: FloatArray
-    ) -> dict[str, list[str]]:
-        machines = self._heads.setdefault(key, {})
-        moved: dict[str, list[str]] = {"up": [], "down": [], "": []}
-        for name, value in zip(names, values, strict=True):
-            if name not in machines:
-                machines[name] = detector(rule)
-            moved[machines[name].update(at, float(value))].append(name)
-        return moved
+    def _series(self, name: str, heads: HeadTable, usable: np.ndarray) -> FloatArray:
+        return np.where(usable, signal(name, heads, self.length, self.capability), np.nan)
 
-    def _minima(self, name: str) -> dict[str, float]:
-        machines = self._heads.get(name, {})
-        return {head: machine.minimum for head, machine in machines.items() if isinstance(machine, RiseDetector)}
+    def _gate(self, name: str, at: float, names: Sequence[str], heads: HeadTable, usable: np.ndarray) -> bool:
+        """Open where there is no gate, or no head that could ever open it (a single layer)."""
+        gate = self._gates.get(name)
+        if gate is None:
+            return True
+        values = self._series("previous_token", heads, usable)
+        gate.update(at, names, values)
+        return gate.any_inside or not bool(np.isfinite(values).any())
 
     def _rise(
         self,
@@ -722,10 +792,8 @@ class EarlyWarning:
             "format": STATE_FORMAT,
             "parameters": self.parameters.to_dict(),
             "axis": self._axis,
-            "heads": {
-                kind: {name: machine.state_dict() for name, machine in machines.items()}
-                for kind, machines in self._heads.items()
-            },
+            "alarms": {name: one.state_dict() for name, one in self._alarms.items()},
+            "gates": {name: gate.state_dict() for name, gate in self._gates.items()},
             "sink": self._sink.state_dict() if self._sink is not None else None,
         }
 
@@ -744,18 +812,15 @@ class EarlyWarning:
                 f"{STATE_FORMAT}: resume with the version that wrote it, or start a new run_dir"
             )
         before = WarningParameters.from_dict(state["parameters"])
-        rules: dict[str, Rule] = {name: watch.rule for name, watch in self._watches.items()}
-        same = {name: watch.rule for name, watch in before.watches().items()}
-        if self.parameters.crossing is not None and before.crossing == self.parameters.crossing:
-            rules["selectivity_crossing"] = same["selectivity_crossing"] = self.parameters.crossing.rule
         self._axis = state["axis"]
-        self._heads = {}
-        for name, rule in rules.items():
-            if same.get(name) != rule:
-                continue
-            machines = self._heads.setdefault(name, {})
-            for head, saved in state["heads"].get(name, {}).items():
-                machines[head] = detector(rule)
-                machines[head].load_state_dict(saved)
+        watched = before.watches()
+        same = {name for name, watch in self._watches.items() if name in watched and watched[name].rule == watch.rule}
+        if before.crossing == self.parameters.crossing:
+            same.add("selectivity_crossing")
+        for name in same & set(self._alarms) & set(state["alarms"]):
+            self._alarms[name].load_state_dict(state["alarms"][name])
+        for name in same & set(self._gates) & set(state["gates"]):
+            if watched[name].gate == self._watches[name].gate:
+                self._gates[name].load_state_dict(state["gates"][name])
         if self._sink is not None and state["sink"] is not None and before.sink == self.parameters.sink:
             self._sink.load_state_dict(state["sink"])

@@ -49,13 +49,13 @@ def test_a_rise_that_stays_alarms_once() -> None:
 
 
 def test_hovering_round_the_threshold_alarms_once() -> None:
-    """Alarm level 4.5: values go back and forth over it, never down to the re-arming level 3.67."""
-    hover = np.tile([4.6, 4.7, 4.3, 4.4], 15)
+    """Alarm level 6: values go back and forth over it, never down to the re-arming level 4.24."""
+    hover = np.tile([6.2, 6.3, 5.7, 5.8], 15)
     assert len(detect(log_spaced(80), np.r_[np.full(20, 3.0), hover])) == 1
 
 
 def test_hovering_one_at_a_time_never_persists() -> None:
-    pr = np.r_[np.full(20, 3.0), np.tile([4.6, 4.3], 20)]
+    pr = np.r_[np.full(20, 3.0), np.tile([6.2, 5.8], 20)]
     assert detect(log_spaced(60), pr) == []
 
 
@@ -118,8 +118,8 @@ def test_a_slow_ramp_alarms_once_and_never_with_a_finite_window() -> None:
 
 
 def test_a_finite_window_rearms_on_a_plateau() -> None:
-    """3 -> 6 -> 12 with long plateaus: one rise to the start's minimum, two to the plateau's."""
-    pr = np.r_[np.full(60, 3.0), np.full(60, 6.0), np.full(60, 12.0)]
+    """3 -> 7 -> 16 with long plateaus: one rise to the start's minimum, two to the plateau's."""
+    pr = np.r_[np.full(60, 3.0), np.full(60, 7.0), np.full(60, 16.0)]
     assert len(detect(log_spaced(180), pr)) == 1
     assert detect(log_spaced(180), pr, octaves=2.0) == [61, 121]
 
@@ -145,7 +145,7 @@ def test_noise_alone_hardly_ever_alarms() -> None:
 
 
 def test_below_the_floor_nothing_alarms() -> None:
-    pr = np.r_[np.full(10, 1.0), np.full(10, 1.8)]
+    pr = np.r_[np.full(10, 0.8), np.full(10, 1.8)]
     assert detect(log_spaced(20), pr) == []
     assert detect(log_spaced(20), pr, floor=1.5) == [11]
 
@@ -437,6 +437,73 @@ def test_pr_is_silent_once_the_circuit_has_a_member_unless_asked_otherwise() -> 
         warning = EarlyWarning(T, WarningParameters(pr_until_formed=until_formed, content=None, crossing=None))
         found = [event.kind for look in rising_run() for event in warning.update(look, circuit_members={Head(1, 0)})]
         assert found == kinds
+
+
+def gated_run(pr: np.ndarray, previous: np.ndarray) -> list[Observation]:
+    """Two layers of two heads: L1H0 has this PR, L0H1 this attention on the previous token (in units of 1 / T)."""
+    run = []
+    for step, value, mass in zip(steps(len(pr)), pr, previous, strict=True):
+        look = observation(step, pr=[3.0, 3.0, value, 3.0])
+        attention = {**look.heads.attention, "previous_token": np.array([1.0, mass, 1.0, 1.0]) / T}
+        heads = replace(look.heads, layer=np.array([0, 0, 1, 1]), head=np.array([0, 1, 0, 1]), attention=attention)
+        run.append(replace(look, heads=heads))
+    return run
+
+
+ONLY_PR = WarningParameters(content=None, attention=None, precursor=None, crossing=None, sink=None)
+
+
+def alarmed(run: list[Observation], warning: EarlyWarning) -> list[tuple[int, tuple[str, ...]]]:
+    return [(i, event.heads) for i, look in enumerate(run) for event in warning.update(look)]
+
+
+def test_pr_waits_for_the_gate_and_is_announced_when_it_opens() -> None:
+    """PR is high from look 5 (alarm at 6), the gate opens at look 13, or was open before, or never opens."""
+    pr = np.r_[np.full(5, 3.0), np.full(20, 9.0)]
+    late = np.r_[np.full(12, 1.0), np.full(13, 2.5)]
+    early = np.r_[np.full(2, 1.0), np.full(23, 2.5)]
+    never = np.full(25, 1.0)
+    assert alarmed(gated_run(pr, late), EarlyWarning(T, ONLY_PR)) == [(13, ("L1H0",))]
+    assert alarmed(gated_run(pr, early), EarlyWarning(T, ONLY_PR)) == [(6, ("L1H0",))]
+    assert alarmed(gated_run(pr, never), EarlyWarning(T, ONLY_PR)) == []
+    ungated = replace(ONLY_PR, pr_gate=None)
+    assert alarmed(gated_run(pr, never), EarlyWarning(T, ungated)) == [(6, ("L1H0",))]
+
+
+def test_only_induction_is_gated() -> None:
+    pr = np.r_[np.full(5, 3.0), np.full(20, 9.0)]
+    warning = EarlyWarning(T, ONLY_PR, capability="duplicate_token")
+    assert alarmed(gated_run(pr, np.full(25, 1.0)), warning) == [(6, ("L1H0",))]
+
+
+def test_a_pr_that_fell_back_before_the_gate_opens_is_not_announced() -> None:
+    pr = np.r_[np.full(5, 3.0), np.full(5, 9.0), np.full(15, 3.0)]
+    late = np.r_[np.full(14, 1.0), np.full(11, 2.5)]
+    assert alarmed(gated_run(pr, late), EarlyWarning(T, ONLY_PR)) == []
+
+
+def test_an_episode_is_announced_once_however_often_the_gate_opens() -> None:
+    pr = np.r_[np.full(5, 3.0), np.full(25, 9.0)]
+    flicker = np.r_[np.full(8, 1.0), np.full(4, 2.5), np.full(4, 0.5), np.full(14, 2.5)]
+    assert alarmed(gated_run(pr, flicker), EarlyWarning(T, ONLY_PR)) == [(9, ("L1H0",))]
+
+
+def test_a_gate_that_opens_at_a_missing_value_is_announced_at_the_next_one() -> None:
+    pr = np.r_[np.full(5, 3.0), np.full(20, 9.0)]
+    pr[13] = math.nan
+    late = np.r_[np.full(12, 1.0), np.full(13, 2.5)]
+    assert alarmed(gated_run(pr, late), EarlyWarning(T, ONLY_PR)) == [(14, ("L1H0",))]
+
+
+@pytest.mark.parametrize("cut", range(1, 25))
+def test_a_gated_alarm_survives_a_resume(cut: int) -> None:
+    run = gated_run(np.r_[np.full(5, 3.0), np.full(20, 9.0)], np.r_[np.full(12, 1.0), np.full(4, 2.5), np.full(9, 0.5)])
+    first = EarlyWarning(T, ONLY_PR)
+    found = alarmed(run[:cut], first)
+    second = EarlyWarning(T, ONLY_PR)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict(), allow_nan=False)))
+    found += [(i + cut, heads) for i, heads in alarmed(run[cut:], second)]
+    assert found == [(13, ("L1H0",))]
 
 
 def test_an_observation_without_companion_raises_no_content_alarm() -> None:
