@@ -224,9 +224,11 @@ def tokenize(text_file: Path, model: str, revision: str | None = None, gguf_file
         raise LoadError(
             f"the tokenizer of {model} cannot be loaded ({str(error).splitlines()[0]}): --text needs it"
         ) from error
-    if not len(tokenizer):
-        raise LoadError(f"{model} has no tokenizer: --text needs one to turn text into token ids")
-    return [np.asarray(tokenizer(part, add_special_tokens=False)["input_ids"], dtype=np.int64) for part in parts]
+    documents = [np.asarray(tokenizer(part, add_special_tokens=False)["input_ids"], dtype=np.int64) for part in parts]
+    # transformers makes an empty tokenizer of the right class where the checkpoint has none
+    if not any(len(ids) for ids in documents):
+        raise LoadError(f"{model} has no tokenizer (it turns the text into no tokens at all): --text needs one")
+    return documents
 
 
 def to_json(found: Calibrated) -> dict[str, Any]:

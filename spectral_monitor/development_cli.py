@@ -425,7 +425,7 @@ def _write_figures(found: object, verdicts: object, events: object, folder: Path
 def _console() -> Console:
     from rich.console import Console
 
-    return Console()
+    return Console(markup=False)
 
 
 def rich_table(table: Table) -> RichTable:
