@@ -56,7 +56,14 @@ class Actions:
             is not held to it). Neither does a head that leaves a circuit (``selectivity_crossing`` downwards).
     """
 
-    alert_on: tuple[str, ...] = ("content_rise", "attention_rise", "circuit_formed", "circuit_lost", "sink_transition")
+    alert_on: tuple[str, ...] = (
+        "pr_rise",
+        "content_rise",
+        "attention_rise",
+        "circuit_formed",
+        "circuit_lost",
+        "sink_transition",
+    )
     alert_limit: int = 20
     save_on: tuple[str, ...] = ()
     densify_on: tuple[str, ...] = ()

@@ -724,6 +724,8 @@ class EarlyWarning:
         values: Mapping[str, float],
         lows: Mapping[str, float],
     ) -> Event:
+        gate = self._gates.get("pr_rise") if watch.gate is not None else None
+        verb = "rises" if gate is None or not gate.any_inside else "has risen, and a previous-token head rises below"
         detail: dict[str, Any] = {"values": {head: float(values[head]) for head in rising}}
         if isinstance(watch.rule, RiseRule):
             detail["minima"] = {head: lows[head] for head in rising}
@@ -738,7 +740,7 @@ class EarlyWarning:
             capability=watch.capability,
             direction="up",
             value=max(detail["values"].values()),
-            text=f"{_UNITS[watch.signal]} rises: {', '.join(said)}",
+            text=f"{_UNITS[watch.signal]} {verb}: {', '.join(said)}",
             detail=detail,
         )
 
