@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spectral_monitor.errors import SpectralMonitorError
-from train_examples.reference import OptionError, ReferenceArguments, build, optimizer_of, parse, parser, rows_wanted
+from train_examples.reference import (
+    OptionError,
+    ReferenceArguments,
+    build,
+    monitor_options,
+    optimizer_of,
+    parse,
+    parser,
+    rows_wanted,
+)
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -48,7 +57,6 @@ def run(options: ReferenceArguments, training: TrainingArguments) -> list[float]
     from transformers import get_scheduler
 
     from spectral_monitor import SpectralMonitor
-    from spectral_monitor.schedule import LogSchedule
 
     out = Path(training.output_dir or "tinystories")
     set_seed(training.seed)
@@ -77,7 +85,7 @@ def run(options: ReferenceArguments, training: TrainingArguments) -> list[float]
     )
     model, optimizer, loader, scheduler = accelerator.prepare(setup.model, optimizer, loader, scheduler)
 
-    monitor = SpectralMonitor(out / "spectral_monitor", setup.probes, LogSchedule(last_step=training.max_steps))
+    monitor = SpectralMonitor(out / "spectral_monitor", setup.probes, **monitor_options(options, training.max_steps))
     batch = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes
     step = _resume(training, out, accelerator, monitor)
     if step == 0:

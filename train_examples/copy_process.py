@@ -69,6 +69,17 @@ class CopyProcess:
         return tokens
 
 
+def fixed_lag(rows: int, seed: int, vocabulary: int = 64, length: int = 64) -> Tokens:
+    """[rows, length] int64: the second half of each row is its first half again, of uniformly drawn tokens.
+
+    Everything that can be predicted stands at the same distance, so that a head that counts positions does the whole
+    task and nothing has to be looked up by content: copying without induction.
+    """
+    half = length // 2
+    first = np.random.default_rng(seed).integers(0, vocabulary, size=(rows, half))
+    return np.concatenate([first, first], axis=1)
+
+
 class TokenRows(Dataset[dict[str, torch.Tensor]]):
     """Rows of token ids as a causal language model's Trainer wants them: ``input_ids`` and ``labels`` alike."""
 

@@ -19,7 +19,7 @@ from train_examples.planting import build_optimizer, spread_attention_gains
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
-    from train_examples.copy_process import CopyProcess, TokenRows
+    from train_examples.copy_process import TokenRows
 
 
 class RecipeError(SpectralMonitorError, ValueError):
@@ -36,6 +36,7 @@ class Recipe:
         layers, heads, width, mlp_width: the model's shape.
         vocabulary, length: token ids, and tokens a row (also the model's maximum).
         batch: rows an optimizer step.
+        fixed_lag: train on rows whose second half repeats the first, instead of on the copy process.
         steps: the default number of optimizer steps.
         init_std: standard deviation of the initial weights.
         learning_rate: of AdamW (betas 0.9 and 0.98, weight decay 0.01), after 50 steps of warm-up.
@@ -58,6 +59,7 @@ class Recipe:
     vocabulary: int = 64
     length: int = 64
     batch: int = 64
+    fixed_lag: bool = False
     init_std: float = 0.1
     learning_rate: float = 3e-3
     attention_gains: tuple[float, float] | None = None
@@ -102,9 +104,10 @@ RECIPES: dict[str, Recipe] = {
             heads=4,
             width=64,
             mlp_width=256,
-            steps=700,
-            planted="nothing but the data and a large initial scale",
-            expected="the task is learned by another mechanism: no head attends to the induction target, no circuit",
+            steps=500,
+            fixed_lag=True,
+            planted="the data: what repeats always stands at the same distance",
+            expected="copying is learned by position: the loss falls, no induction circuit is claimed",
         ),
     )
 }
@@ -115,13 +118,6 @@ def recipe_named(name: str) -> Recipe:
     if name not in RECIPES:
         raise RecipeError(f"there is no recipe {name!r}: choose one of {', '.join(RECIPES)}")
     return RECIPES[name]
-
-
-def language(recipe: Recipe) -> CopyProcess:
-    """The copy process that the recipe trains on."""
-    from train_examples.copy_process import CopyProcess
-
-    return CopyProcess(vocabulary=recipe.vocabulary, length=recipe.length)
 
 
 def build_model(recipe: Recipe, seed: int) -> PreTrainedModel:
@@ -177,9 +173,12 @@ def _gpt2(recipe: Recipe) -> PreTrainedModel:
 
 def build_dataset(recipe: Recipe, seed: int, steps: int | None = None) -> TokenRows:
     """Rows for ``steps`` optimizer steps (default: the recipe's), each seen once; decided by ``seed`` alone."""
-    from train_examples.copy_process import TokenRows
+    from train_examples.copy_process import CopyProcess, TokenRows, fixed_lag
 
-    return TokenRows(language(recipe).sample((steps or recipe.steps) * recipe.batch, seed))
+    rows = (steps or recipe.steps) * recipe.batch
+    if recipe.fixed_lag:
+        return TokenRows(fixed_lag(rows, seed, recipe.vocabulary, recipe.length))
+    return TokenRows(CopyProcess(vocabulary=recipe.vocabulary, length=recipe.length).sample(rows, seed))
 
 
 def training_arguments(

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 LEARNING_RATE_FACTOR, EPSILON = 6.0, 2e-3
 
 
-def spread_attention_gains(model: Any, low: float, high: float) -> None:
+def spread_attention_gains(model: Any, low: float, high: float, low_heads: int | None = None) -> None:
     """Multiply the last layer's query and key weights, head by head, by gains from ``low`` to ``high``.
 
-    In geometric steps, in an order drawn from torch's random state. Plants which heads form the circuit: those with
-    the smallest gains. GPT-NeoX only.
+    In geometric steps, or ``low`` for ``low_heads`` of them and ``high`` for the others; in an order drawn from torch's
+    random state. Plants which heads form the circuit: those with the smallest gains. GPT-NeoX only.
     """
     import torch
 
@@ -28,6 +28,8 @@ def spread_attention_gains(model: Any, low: float, high: float) -> None:
     size, width = attention.head_size, model.config.hidden_size
     heads = width // size
     gains = torch.logspace(0, 1, heads, base=high / low) * low
+    if low_heads is not None:
+        gains = torch.tensor([low] * low_heads + [high] * (heads - low_heads))
     gains = gains[torch.randperm(heads)]
     with torch.no_grad():
         # GPT-NeoX keeps query, key and value of one head together: [heads, 3 * size, width].

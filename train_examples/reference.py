@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spectral_monitor.errors import SpectralMonitorError
@@ -63,9 +65,9 @@ class ReferenceArguments:
     attention_gains: list[float] = field(
         default_factory=list,
         metadata={
-            "help": "gpt_neox only. LOW HIGH: gains of the last layer's initial query and key weights, head by head in "
-            "random order. Planted: the heads with the smallest gains form the circuits, so that others are left as a "
-            "control. Default: none."
+            "help": "gpt_neox only. LOW HIGH: the initial query and key weights of a third of the last layer's heads, "
+            "drawn at random, are multiplied by LOW, those of the others by HIGH. Planted: the former form the "
+            "circuits, the latter are left as a control. Default: none."
         },
     )
     code_share: float = field(default=0.10, metadata={"help": "Share of the rows that carry a secret code."})
@@ -79,6 +81,14 @@ class ReferenceArguments:
         metadata={"help": "LOW HIGH of the probe set with longer gaps than any in training."},
     )
     probe_rows: int = field(default=2000, metadata={"help": "Rows of each probe batch."})
+    points_per_octave: float = field(default=4.0, metadata={"help": "Looks between a step and its double."})
+    member: float = field(
+        default=50.0, metadata={"help": "Selectivity (attention / baseline) from which a head counts as a member."}
+    )
+    max_overhead: float = field(
+        default=0.01,
+        metadata={"help": "Largest share of the run's time that optional looks may take; 1: no limit."},
+    )
     seeds: list[int] = field(
         default_factory=list,
         metadata={"help": "Several seeds, one run after the other, each in OUTPUT_DIR/seed-N; default: --seed alone."},
@@ -107,21 +117,24 @@ _PRESETS: dict[str, dict[str, Any]] = {
     "cpu": {
         "data": "generated",
         "tokenizer": "own",
-        "vocabulary": 768,
+        "vocabulary": 640,
         "family": "gpt_neox",
         "layers": 2,
-        "width": 192,
+        "width": 144,
         "heads": 12,
-        "context": 128,
+        "context": 64,
         "init_std": 0.08,
         "previous_token_bias": 3.0,
-        "attention_gains": [0.8, 8.0],
+        "attention_gains": [1.0, 10.0],
         "code_share": 0.5,
-        "code_words": 64,
-        "gap": [8, 48],
-        "long_gap": [56, 88],
-        "probe_rows": 256,
-        "max_steps": 1000,
+        "code_words": 32,
+        "gap": [4, 20],
+        "long_gap": [24, 36],
+        "probe_rows": 96,
+        "points_per_octave": 4.0,
+        "member": 20.0,
+        "max_overhead": 1.0,
+        "max_steps": 1400,
         "per_device_train_batch_size": 16,
         "learning_rate": 3e-3,
         "weight_decay": 0.1,
@@ -130,7 +143,7 @@ _PRESETS: dict[str, dict[str, Any]] = {
         "warmup_steps": 50,
         "lr_scheduler_type": "constant_with_warmup",
         "logging_steps": 25,
-        "save_steps": 500,
+        "save_steps": 200,
         "save_total_limit": 1,
         "use_cpu": True,
     },
@@ -267,7 +280,7 @@ def build_model(options: ReferenceArguments, vocabulary: int, seed: int) -> PreT
             )
         )
         if options.attention_gains:
-            spread_attention_gains(model, *options.attention_gains)
+            spread_attention_gains(model, *options.attention_gains, low_heads=options.heads // 3)
         if options.previous_token_bias:
             plant_previous_token_head(model, options.previous_token_bias)
         return model
@@ -278,8 +291,8 @@ def build_probes(
 ) -> tuple[ProbeBatch, ...]:
     """Induction, key retrieval at the training gaps, and key retrieval at longer gaps.
 
-    With the `own` tokenizer the induction probe is drawn from ``name_pieces``: the generated stories' other tokens
-    follow a fixed grammar, so that nothing in training asks for induction over them.
+    With the `own` tokenizer the induction probe is drawn from ``song_syllables``: most other tokens of the generated
+    stories follow a fixed grammar, so that nothing in training asks for induction over them.
     """
     from spectral_monitor.probe import induction_probe
 
@@ -288,7 +301,7 @@ def build_probes(
     filler = _fixed_filler(options, tokenizer, corpus)
     exclude = set(tokenizer.all_special_ids)
     if options.tokenizer == "own":
-        exclude |= set(range(len(tokenizer))) - set(name_pieces(tokenizer))
+        exclude |= set(range(len(tokenizer))) - set(song_syllables(tokenizer))
     return (
         induction_probe(
             rows=options.probe_rows,
@@ -302,10 +315,12 @@ def build_probes(
     )
 
 
-def name_pieces(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids of lower-case pieces that go on inside a word: what recurs in the generated stories, in names above all."""
-    texts = {token: str(tokenizer.decode([token])) for token in range(len(tokenizer))}
-    return [token for token, text in texts.items() if text.isascii() and text.isalpha() and text.islower()]
+def song_syllables(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids of the syllables that the generated stories' songs are made of, those that are one token each."""
+    from train_examples.stories import SYLLABLES
+
+    encoded = [tokenizer(f" {syllable}", add_special_tokens=False)["input_ids"] for syllable in SYLLABLES]
+    return [ids[0] for ids in encoded if len(ids) == 1]
 
 
 def _fixed_filler(options: ReferenceArguments, tokenizer: PreTrainedTokenizerBase, corpus: Corpus) -> Any:
@@ -337,3 +352,47 @@ def optimizer_of(options: ReferenceArguments, training: TrainingArguments, model
     betas = (training.adam_beta1, training.adam_beta2)
     gains = bool(options.attention_gains)
     return build_optimizer(model, training.learning_rate, betas, training.weight_decay, gains)
+
+
+#: Options of a run, beside its record: what the probes can be made again from.
+OPTIONS_FILE = "reference.json"
+
+
+def save_options(options: ReferenceArguments, run: Path) -> None:
+    """Keep the options in the run's directory (``reference.json``)."""
+    from spectral_monitor.record import write_json
+
+    run.mkdir(parents=True, exist_ok=True)
+    write_json(run / OPTIONS_FILE, asdict(options))
+
+
+def load_options(run: Path) -> ReferenceArguments:
+    """The options that ``save_options`` kept; OptionError where there are none."""
+    try:
+        return ReferenceArguments(**json.loads((run / OPTIONS_FILE).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise OptionError(f"{run} is no directory of a reference run ({OPTIONS_FILE}: {error})") from error
+
+
+def probes_of(options: ReferenceArguments) -> tuple[ProbeBatch, ...]:
+    """The probe batches of a run with these options; they do not depend on its seed."""
+    tokenizer = load_tokenizer(options.tokenizer, options.vocabulary)
+    corpus = load_corpus(options.data, tokenizer, options.context, 1, 0, options.text_column)
+    low, high = options.gap
+    task = key_retrieval(tokenizer, options.code_words, options.code_share, (low, high))
+    return build_probes(options, tokenizer, task, corpus)
+
+
+def monitor_options(options: ReferenceArguments, steps: int) -> dict[str, Any]:
+    """Arguments of the monitor beside its run directory and its probes."""
+    from spectral_monitor.causal import CheckOptions
+    from spectral_monitor.schedule import LogSchedule
+    from spectral_monitor.screen import Thresholds
+
+    return {
+        "schedule": LogSchedule(options.points_per_octave, last_step=steps),
+        "thresholds": Thresholds(member=options.member),
+        "modes": ("zero",) if options.preset == "cpu" else ("zero", "mean"),
+        "check": CheckOptions(max_draws=64) if options.preset == "cpu" else CheckOptions(),
+        "max_overhead": None if options.max_overhead >= 1 else options.max_overhead,
+    }

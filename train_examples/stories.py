@@ -1,8 +1,9 @@
 """A seeded story generator: characters, things and places that recur, in plain sentences, for where no hub is.
 
-Every story has two characters with names made of random syllables, a thing (adjective and noun) and a place. All of
-them come back again and again in the story, so that a reader who looks back can say how a name goes on. The stories
-make no claim to be TinyStories; they have its layout (short texts, one a document).
+Every story has two characters with names made of random syllables, a thing (adjective and noun), a place, and a song
+of random syllables that is sung and sung again. All of them come back in the story, so that a reader who looks back can
+say how a name or the song goes on: that is what induction is worth here, by design. The stories make no claim to be
+TinyStories; they have its layout (short texts, one a document).
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ _EVENTS = (
     "{a} was {feeling} because {b} had the {thing}.",
     "At the {place}, {b} saw the {thing} again.",
 )
+_SONGS = (
+    '{a} sang, "{song}." Then {b} sang, "{song}."',
+    "{a} taught {b} a song: {song}. {b} sang it: {song}.",
+    '"{song}," sang {a}. "{song}," sang {b}.',
+)
 _ENDINGS = (
     "{a} and {b} went home with the {thing}.",
     "From that day, {a} and {b} played with the {thing}.",
@@ -70,8 +76,11 @@ def story(seed: int, number: int) -> str:
         "b": _name(rng),
         "thing": f"{rng.choice(_ADJECTIVES)} {rng.choice(_NOUNS)}",
         "place": f"{rng.choice(_ADJECTIVES)} {rng.choice(_PLACES)}",
+        "song": " ".join(rng.choices(SYLLABLES, k=rng.randint(5, 9))),
     }
-    sentences = [rng.choice(_OPENINGS), *rng.choices(_EVENTS, k=rng.randint(5, 9)), rng.choice(_ENDINGS)]
+    events = rng.choices(_EVENTS, k=rng.randint(4, 7))
+    events.insert(rng.randint(0, 1), rng.choice(_SONGS))
+    sentences = [rng.choice(_OPENINGS), *events, rng.choice(_ENDINGS)]
     told = []
     for sentence in sentences:
         if rng.random() < 0.5:  # either of the two may be the one who acts

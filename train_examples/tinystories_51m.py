@@ -22,10 +22,12 @@ from train_examples.reference import (
     OptionError,
     ReferenceArguments,
     build,
+    monitor_options,
     optimizer_of,
     parse,
     parser,
     rows_wanted,
+    save_options,
     seeds_of,
 )
 
@@ -56,6 +58,7 @@ def run(options: ReferenceArguments, training: TrainingArguments, seed: int, out
 
     arguments = copy.deepcopy(training)
     arguments.output_dir, arguments.seed, arguments.data_seed = str(out), seed, seed
+    save_options(options, out)
     transformers.set_seed(seed)
     setup = build(options, seed, rows_wanted(arguments))
     parameters = sum(p.numel() for p in setup.model.parameters())
@@ -65,7 +68,10 @@ def run(options: ReferenceArguments, training: TrainingArguments, seed: int, out
         f"{tokens:,} tokens a step, {arguments.max_steps} steps, {len(setup.rows):,} rows",
         flush=True,
     )
-    callbacks: list[TrainerCallback] = [SpectralMonitorCallback(probes=setup.probes, run_dir=out / "spectral_monitor")]
+    monitor = SpectralMonitorCallback(
+        run_dir=out / "spectral_monitor", probes=setup.probes, **monitor_options(options, arguments.max_steps)
+    )
+    callbacks: list[TrainerCallback] = [monitor]
     if options.stop_after:
         callbacks.append(stop_after(options.stop_after))
     trainer = Trainer(

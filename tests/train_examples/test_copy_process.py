@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from train_examples.copy_process import CopyProcess, TokenRows
+from train_examples.copy_process import CopyProcess, TokenRows, fixed_lag
 
 
 def continued(tokens: np.ndarray) -> float:
@@ -47,3 +47,10 @@ def test_labels_are_the_inputs() -> None:
     rows = TokenRows(CopyProcess(length=16).sample(3, 0))
     assert len(rows) == 3
     assert (rows[1]["input_ids"] == rows[1]["labels"]).all() and rows[1]["labels"].shape == (16,)
+
+
+def test_fixed_lag_rows_repeat_at_one_distance() -> None:
+    rows = fixed_lag(50, seed=1, vocabulary=30, length=20)
+    assert rows.shape == (50, 20) and (rows[:, :10] == rows[:, 10:]).all()
+    assert continued(rows[:, :10]) < 0.1
+    assert (rows == fixed_lag(50, seed=1, vocabulary=30, length=20)).all()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spectral_monitor.record import RunRecord
-from train_examples import accelerate_loop, tinystories_51m
+from train_examples import accelerate_loop, compare_seeds, tinystories_51m
 from train_examples.reference import OptionError, ReferenceArguments, build_model, parse, parser
 
 TOY = (  # noqa: SIM905
@@ -48,9 +48,10 @@ def test_the_planted_head_attends_to_the_previous_token_and_no_other_does() -> N
     model.set_attn_implementation("eager")
     layers = model(input_ids=tokens, output_attentions=True).attentions
     back = torch.stack([layer[:, :, -1, -2].mean(0) for layer in layers])
-    assert back[0, 0] > 0.2
+    planted = float(back[0, 0])
+    assert planted > 0.2
     back[0, 0] = 0
-    assert back.max() < 0.1
+    assert back.max() < 2 * planted / 3
 
 
 def test_mistakes_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,13 +92,30 @@ def test_a_stopped_and_resumed_trainer_run_has_the_losses_of_an_unbroken_one(tmp
     assert (broken / "final" / "config.json").exists() and (broken / "final" / "tokenizer.json").exists()
 
 
-def test_several_seeds_run_one_after_the_other_with_the_same_probes(tmp_path: Path) -> None:
+def test_seeds_run_one_after_the_other_with_the_same_probes_and_are_compared(tmp_path: Path) -> None:
     assert tinystories_51m.main([*TOY, "--max_steps", "1", "--seeds", "4", "5", "--output_dir", str(tmp_path)]) == 0
     records = [RunRecord.open(tmp_path / f"seed-{seed}" / "spectral_monitor") for seed in (4, 5)]
     prints = [{name: probe["fingerprint"] for name, probe in record.run["probes"].items()} for record in records]
     assert prints[0] == prints[1] and len(prints[0]) == 3
     four, five = (next(iter(record.observations())).heads.pr for record in records)
     assert (four != five).any()
+    runs = [str(tmp_path / "seed-4"), str(tmp_path / "seed-5")]
+    result = tmp_path / "compared.json"
+    assert compare_seeds.main([*runs, "--draws", "2", "--rows", "8", "--json", str(result)]) == 0
+    for name, found in json.loads(result.read_text()).items():
+        assert name in ("induction", "key_retrieval")
+        matrix = found["transplant"]["PR spread"]
+        assert [(entry["source"], entry["target"]) for entry in matrix] == [
+            (f"seed-{source}/spectral_monitor", f"seed-{target}/spectral_monitor")
+            for target in (4, 5)
+            for source in (4, 5)
+        ]
+        assert all(0 <= entry["verdict"]["conditions"][1]["top1"] <= 1 for entry in matrix)
+
+
+def test_comparing_what_is_no_run_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare_seeds.main([str(tmp_path), str(tmp_path / "b")]) == 1
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 def test_the_bare_loop_resumes_to_the_same_losses(tmp_path: Path) -> None:
