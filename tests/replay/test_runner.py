@@ -31,7 +31,7 @@ STEPS = (0, 1, 2, 4, 8, 64)
 class LineRecorder:
     """Records a number a revision and, where it moves against the revision before, an "event" that needs the model."""
 
-    def __init__(self, series: SeriesPlan, folder: Path) -> None:
+    def __init__(self, series: SeriesPlan | None, folder: Path) -> None:
         self.folder = folder
         self.looks = 0
         folder.mkdir(parents=True, exist_ok=True)
@@ -521,3 +521,21 @@ def test_case_half_written_checkpoints(tmp_path: Path) -> None:
     assert "is not there" in reasons["checkpoint-30"]
     assert "is empty" in reasons["checkpoint-40"]
     assert "no trainer_state.json" in reasons["checkpoint-50"]
+
+
+def test_no_model_outlives_its_measurement(checkpoints: Path, tmp_path: Path) -> None:
+    import weakref
+
+    alive: list[int] = []
+    models: list[Any] = []
+
+    class Watching(LineRecorder):
+        def measure(self, loaded: LoadedModel, planned: Planned, mark: str | None) -> dict[str, Any]:
+            alive.append(sum(model() is not None for model in models))
+            models.append(weakref.ref(loaded.model))
+            return super().measure(loaded, planned, mark)
+
+    plan = make_plan(str(checkpoints), Selection(), Listings(quick_hub()))
+    Replay(plan, Settings(tmp_path / "out", tmp_path / "work"), Watching, quick_hub()).run()
+    assert alive == [0] * len(STEPS)
+    assert [model() for model in models] == [None] * len(STEPS)
