@@ -18,7 +18,7 @@ from spectral_monitor.causal import CheckOptions, check
 from spectral_monitor.development.calibration import Calibration, calibrate
 from spectral_monitor.development.identity import Overlap, overlap
 from spectral_monitor.development.series import series_of
-from spectral_monitor.errors import LoadError, ProbeError, RecordError
+from spectral_monitor.errors import LoadError, RecordError
 from spectral_monitor.heads import Head, names
 from spectral_monitor.interventions import Composition, Sweep, composition, threshold_sweep
 from spectral_monitor.natural_text import natural_text_probe
@@ -195,22 +195,10 @@ def _on_text(
     )
 
 
-def tokenize(text_file: Path, model: str, revision: str | None = None, gguf_file: str | None = None) -> list[Any]:
-    """Token ids of each document of a text file; an empty line ends a document.
-
-    Raises ProbeError: no such file, or no text in it. LoadError: the model has no tokenizer that can be loaded.
-    """
+def tokenize(texts: Sequence[str], model: str, revision: str | None = None, gguf_file: str | None = None) -> list[Any]:
+    """Token ids of each document, by the model's own tokenizer; LoadError where it has none."""
     from transformers import AutoTokenizer
 
-    if not text_file.is_file():
-        raise ProbeError(f"no text file at {text_file}: check the path")
-    try:
-        content = text_file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProbeError(f"{text_file} cannot be read as UTF-8 text ({error})") from error
-    parts = [part.strip() for part in content.split("\n\n") if part.strip()]
-    if not parts:
-        raise ProbeError(f"{text_file} holds no text")
     place = Path(model).expanduser()
     options: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
     if place.is_file():
@@ -224,7 +212,7 @@ def tokenize(text_file: Path, model: str, revision: str | None = None, gguf_file
         raise LoadError(
             f"the tokenizer of {model} cannot be loaded ({str(error).splitlines()[0]}): --text needs it"
         ) from error
-    documents = [np.asarray(tokenizer(part, add_special_tokens=False)["input_ids"], dtype=np.int64) for part in parts]
+    documents = [np.asarray(tokenizer(part, add_special_tokens=False)["input_ids"], dtype=np.int64) for part in texts]
     # transformers makes an empty tokenizer of the right class where the checkpoint has none
     if not any(len(ids) for ids in documents):
         raise LoadError(f"{model} has no tokenizer (it turns the text into no tokens at all): --text needs one")

@@ -281,11 +281,16 @@ def calibrate_command(
         int, typer.Option("--composition-draws", help="Matched-random sets whose effect on attention is read.", min=1)
     ] = 19,
     text: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            "--text", help="Text file (an empty line ends a document): test the circuit on it.", show_default=False
+            "--text",
+            help="Natural text to try the circuit on: a text file (an empty line ends a document), a .jsonl, .csv or "
+            ".parquet file, or a datasets name.",
+            show_default=False,
         ),
     ] = None,
+    text_column: Annotated[str, typer.Option("--text-column", help="Column of a table or dataset.")] = "text",
+    text_split: Annotated[str, typer.Option("--text-split", help="Split of a dataset.")] = "train",
     draws: Annotated[int, typer.Option("--draws", help="Matched-random draws at most.", min=1)] = 64,
     mode: Annotated[str, typer.Option("--mode", help="zero or mean ablation.")] = "zero",
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16 or auto.")] = "float32",
@@ -296,10 +301,13 @@ def calibrate_command(
     """Where the screen's bars stand on one model: noise floor, conserved fraction, threshold sweep, composition."""
     with _one_sentence():
         from spectral_monitor.calibrate import Job, run, to_json, tokenize
+        from spectral_monitor.natural_text import texts_of
         from spectral_monitor.publish.model_tables import tables_of_calibration
         from spectral_monitor.replay.loading import load_model
 
-        documents = None if text is None else tokenize(text, model, revision, gguf_file)
+        documents = None
+        if text is not None:
+            documents = tokenize(texts_of(text, text_column, text_split), model, revision, gguf_file)
         loaded = load_model(model, revision=revision, gguf_file=gguf_file, dtype=dtype, device=device)
         job = Job(
             rows=n,
@@ -314,7 +322,7 @@ def calibrate_command(
             composition=composition,
             composition_draws=composition_draws,
         )
-        found = run(loaded, job, documents, "" if text is None else text.name, _say)
+        found = run(loaded, job, documents, text or "", _say)
         if json_file is not None:
             _write_json(json_file, to_json(found))
         console = _console()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -55,6 +56,54 @@ def repeats(window: Sequence[int] | IntArray, first_query: int, exclude: frozens
                 found.append(Repeat(pair, position))
         places.setdefault(token, []).append(position)
     return found
+
+
+def texts_of(source: str, column: str = "text", split: str = "train", limit: int = 5000) -> list[str]:
+    """Documents of a text source.
+
+    Args:
+        source: a text file (an empty line ends a document); a .json, .jsonl, .csv or .parquet file; or the name of a
+            ``datasets`` dataset, which is streamed.
+        column, split: of a dataset or a table file.
+        limit: documents at most.
+
+    Raises ProbeError: no such source, no such column, or no text in it.
+    """
+    path = Path(source).expanduser()
+    kind = _TABLES.get(path.suffix.lower())
+    if path.is_file() and kind is None:
+        try:
+            content = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ProbeError(f"{path} cannot be read as UTF-8 text ({error})") from error
+        texts = [part.strip() for part in content.split("\n\n") if part.strip()][:limit]
+    elif kind is not None and not path.is_file():
+        raise ProbeError(f"no text file at {path}: check the path")
+    else:
+        texts = _from_dataset(source, path if kind else None, kind, column, split, limit)
+    if not texts:
+        raise ProbeError(f"{source} holds no text")
+    return texts
+
+
+_TABLES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+def _from_dataset(source: str, file: Path | None, kind: str | None, column: str, split: str, limit: int) -> list[str]:
+    from datasets import load_dataset
+
+    try:
+        if file is not None and kind is not None:
+            rows = load_dataset(kind, data_files=str(file), split="train", streaming=True)
+        else:
+            rows = load_dataset(source, split=split, streaming=True)
+        first = list(rows.take(limit))
+    except Exception as error:  # datasets raises many kinds here
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ProbeError(f"{source} is no text file and cannot be loaded as a dataset ({reason})") from error
+    if first and column not in first[0]:
+        raise ProbeError(f"{source} has no column {column!r}: it has {', '.join(first[0])}")
+    return [str(row[column]).strip() for row in first if row[column] and str(row[column]).strip()]
 
 
 def natural_text_probe(

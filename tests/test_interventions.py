@@ -138,5 +138,5 @@ def test_the_command_measures_a_model(tmp_path: Path):
     assert [entry["removed_class"] for entry in found["composition"]] == ["previous_token", "induction"]
     refused = CliRunner().invoke(app, [*arguments, "--text", str(text)])
     assert refused.exit_code == 1 and "tokenizer" in refused.output
-    absent = CliRunner().invoke(app, [*arguments, "--text", str(tmp_path / "none.txt")])
-    assert absent.exit_code == 1 and "no text file" in absent.output
+    absent = CliRunner().invoke(app, [*arguments, "--text", str(tmp_path / "none")])
+    assert absent.exit_code == 1 and "cannot be loaded as a dataset" in absent.output

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from spectral_monitor.capture import Subject
 from spectral_monitor.errors import ProbeError
-from spectral_monitor.natural_text import natural_text_probe, repeats
+from spectral_monitor.natural_text import natural_text_probe, repeats, texts_of
 from spectral_monitor.reading import observation_of
 
 from .models import tiny_llama
@@ -101,3 +103,21 @@ def test_a_model_is_read_at_differing_positions() -> None:
 def test_bad_input_is_one_sentence(documents: list[np.ndarray], options: dict[str, int], says: str) -> None:
     with pytest.raises(ProbeError, match=says):
         natural_text_probe(documents, **options)
+
+
+def test_texts_from_files(tmp_path: Path) -> None:
+    plain = tmp_path / "a.txt"
+    plain.write_text("one\nline\n\n\n  two \n")
+    assert texts_of(str(plain)) == ["one\nline", "two"]
+    table = tmp_path / "a.jsonl"
+    table.write_text('{"story": "once"}\n{"story": ""}\n{"story": "twice"}\n')
+    assert texts_of(str(table), "story") == ["once", "twice"]
+    with pytest.raises(ProbeError, match="no column 'text': it has story"):
+        texts_of(str(table))
+    with pytest.raises(ProbeError, match="no text file"):
+        texts_of(str(tmp_path / "none.csv"))
+    with pytest.raises(ProbeError, match="cannot be loaded as a dataset"):
+        texts_of(str(tmp_path / "none"))
+    (tmp_path / "empty.txt").write_text("\n\n")
+    with pytest.raises(ProbeError, match="holds no text"):
+        texts_of(str(tmp_path / "empty.txt"))
