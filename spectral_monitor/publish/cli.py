@@ -40,6 +40,7 @@ def serve(
     run_dir: RunDir,
     port: Annotated[int, typer.Option(help="Port on this machine's loopback; 0: any free one.")] = 8321,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in this machine's browser.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Start before the run directory exists.")] = False,
 ) -> None:
     """Serve one live page for a run, on this machine only. Read-only; charts grow as observations land.
 
@@ -47,7 +48,7 @@ def serve(
     """
     from spectral_monitor.publish.serve import serve as make
 
-    with make(run_dir, port) as server:
+    with make(run_dir, port, wait) as server:
         typer.echo(f"{run_dir} is live at {server.address} (Ctrl-C to end)")
         if open_browser:
             import webbrowser

@@ -45,15 +45,18 @@ _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'uns
 class LiveServer(ThreadingHTTPServer):
     """The server of one run directory; ``address`` is what to open. Use as a context manager, or ``close`` it.
 
-    Raises RecordError when there is no run directory, PublishError when the port is taken.
+    ``wait``: the run directory may come later; until then the page says that it is not there.
+
+    Raises RecordError when there is no run directory (and ``wait`` is not set), PublishError when the port is taken.
     """
 
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, run_dir: str | os.PathLike[str], port: int = PORT) -> None:
+    def __init__(self, run_dir: str | os.PathLike[str], port: int = PORT, wait: bool = False) -> None:
         self.follower = Follower(run_dir)
-        self.follower.poll()
+        if not wait:
+            self.follower.poll()
         self._lock = threading.Lock()
         self._live: tuple[int, bytes] = (-1, b"")
         if not 0 <= port <= 65535:
@@ -198,9 +201,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
-def serve(run_dir: str | os.PathLike[str], port: int = PORT) -> LiveServer:
+def serve(run_dir: str | os.PathLike[str], port: int = PORT, wait: bool = False) -> LiveServer:
     """A server for ``run_dir`` that is not running yet: call ``serve_forever`` or use it as a context manager."""
-    return LiveServer(run_dir, port)
+    return LiveServer(run_dir, port, wait)
 
 
 def _is_local(hosts: Sequence[str]) -> bool:

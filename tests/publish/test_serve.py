@@ -141,6 +141,13 @@ def test_a_run_that_goes_away_is_said_and_comes_back(server: LiveServer, tmp_pat
     assert ask(server, "/live.json")[0] == 200
 
 
+def test_may_start_before_the_run(tmp_path: Path) -> None:
+    with serve(tmp_path / "run", 0, wait=True) as server:
+        assert ask(server, "/")[0] == 200 and ask(server, "/live.json")[0] == 503
+        make.record(tmp_path / "run")
+        assert ask(server, "/live.json")[0] == 200
+
+
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="no run directory"):
         serve(tmp_path / "nowhere")
@@ -282,3 +289,12 @@ def test_picture_of_the_page_is_not_empty(browser: Any, tmp_path: Path) -> None:
     with image.open(tmp_path / "page.png") as picture:
         pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
     assert len(np.unique(pixels, axis=0)) > 100
+
+
+def test_the_full_report_of_the_moment(server: LiveServer) -> None:
+    status, headers, body = ask(server, "/report")
+    assert status == 200 and b"<!doctype html>" in body[:200].lower() and b"L1H0" in body
+    assert (
+        "connect-src" not in headers["content-security-policy"]
+        and "default-src 'none'" in headers["content-security-policy"]
+    )

@@ -127,7 +127,7 @@
     }
     const bars = (options.bars || []).map((b) => b.value);
     let lo = options.lo ?? Math.min(...values, ...(options.log ? bars : [])), hi = options.hi ?? Math.max(...values, ...bars);
-    if (options.log) { lo = Math.max(lo, 1e-3); hi = Math.max(hi, lo * 1.5); } else if (hi <= lo) { hi = lo + (Math.abs(lo) || 1) * 0.1; }
+    if (options.log) { lo = Math.max(lo, options.floor || 1e-3); hi = Math.max(hi, lo * 1.5); } else if (hi <= lo) { hi = lo + (Math.abs(lo) || 1) * 0.1; }
     if (options.hi === undefined && !options.log) hi += (hi - lo) * 0.06;
     const y = yScale(lo, hi, bottom, top, options.log), show = options.show || ((v) => number(v, 2));
     for (const v of y.ticks) {
@@ -393,7 +393,7 @@
     const p = probe();
     return p.followed.map((head, i) => ({
       ...head, ...style(i), head: true, strong: head.reason !== "strongest",
-      alarms: state.data.events.filter((e) => ["pr_rise", "content_rise", "attention_rise"].includes(e.kind) && e.heads.includes(head.name)).map((e) => p.steps.indexOf(e.step)).filter((o) => o >= 0),
+      alarms: state.data.events.filter((e) => ["pr_rise", "content_rise", "attention_rise"].includes(e.kind) && (!e.probe || e.probe === p.name) && e.heads.includes(head.name)).map((e) => p.steps.indexOf(e.step)).filter((o) => o >= 0),
     }));
   }
   function charts() {
@@ -401,7 +401,7 @@
     const of = (what, alarms) => all.map((s) => ({ ...s, values: s[what], alarms: alarms ? s.alarms : [] }));
     lines("c-attention", of("attention"), { lo: 0, hi: 1, height: 250, label: "attention of followed heads" });
     lines("c-pr", of("pr", true), { label: "effective rank of followed heads" });
-    lines("c-selectivity", of("selectivity"), { log: true, bars: [{ value: bars.selectivity, text: `${number(bars.selectivity)}x` }], value: (v) => `${number(v)}x`, show: (v) => `${number(v, 2)}`, label: "selectivity of followed heads" });
+    lines("c-selectivity", of("selectivity"), { log: true, floor: 0.1, bars: [{ value: bars.selectivity, text: `${number(bars.selectivity)}x` }], value: (v) => `${number(v)}x`, show: (v) => `${number(v, 2)}`, label: "selectivity of followed heads" });
     return all;
   }
   let pending = 0;
@@ -421,7 +421,7 @@
       const card = tag("div", "verdict"), title = tag("h3", "", null, card);
       tag("span", `badge ${v.verdict === "causal" ? "causal" : ""}`, v.verdict, title);
       title.append(`${words(v.capability)}, ${v.mode} ablation, step ${v.step}`);
-      tag("p", "", `${v.heads.join(" ")}. ${v.reason}` + (known(v.p_value) ? ` (p = ${number(v.p_value, 2)}, ${v.draws} of ${v.distinct_draws} distinct draws)` : ""), card);
+      tag("p", "", `${v.heads.join(" ")}. ${v.reason}`, card);
       const chart = tag("div", "chart strip", null, card);
       requestAnimationFrame(() => strip(chart, v));
       return card;
@@ -431,7 +431,7 @@
   function strip(host, v) {
     const all = [...v.random, v.circuit, v.bound, 0].filter(known);
     if (all.length < 2) return;
-    const width = Math.max(280, host.clientWidth || 560), height = 84, left = 14, right = width - 24, base = 40;
+    const width = Math.max(280, host.clientWidth || 560), height = 94, left = 14, right = width - 24, base = 50;
     const svg = el("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "fall of the target log-probability by condition" });
     const lo = Math.min(...all), hi = Math.max(...all), pad = (hi - lo) * 0.03 || 0.1;
     const x = (value) => left + (right - left) * (value - lo + pad) / (hi - lo + 2 * pad);
@@ -442,15 +442,15 @@
     }
     el("text", { x: left, y: base + 38, fill: css("soft") }, svg, "nats of log-probability lost on the target");
     v.random.forEach((value, i) => { if (known(value)) el("circle", { cx: x(value), cy: base - 3 - (i % 4) * 4, r: 3.4, fill: css("first_token"), opacity: 0.55 }, svg); });
-    const mark = (value, text, colour, y) => {
+    const mark = (value, text, colour, y) => { // names stand left of their marks, in two rows: no mark crosses a name
       if (!known(value)) return;
-      el("line", { x1: x(value), x2: x(value), y1: base - 22, y2: base, stroke: colour, "stroke-width": 2.4 }, svg);
-      const right_half = x(value) > width * 0.6;
-      el("text", { x: x(value) + (right_half ? -6 : 6), y, "text-anchor": right_half ? "end" : "start", fill: colour, "font-weight": 600, class: "halo" }, svg, text);
+      el("line", { x1: x(value), x2: x(value), y1: y - 9, y2: base, stroke: colour, "stroke-width": 2.4 }, svg);
+      const end = x(value) > width * 0.4;
+      el("text", { x: x(value) + (end ? -6 : 6), y, "text-anchor": end ? "end" : "start", fill: colour, "font-weight": 600 }, svg, text);
     };
     if (v.ci.every(known)) el("line", { x1: x(Math.max(lo, v.ci[0])), x2: x(Math.min(hi + pad, v.ci[1])), y1: base, y2: base, stroke: css("induction"), "stroke-width": 4, opacity: 0.4 }, svg);
-    mark(v.bound, "all heads out", css("soft"), base - 10);
-    mark(v.circuit, "circuit out", css("induction"), 12);
+    mark(v.bound, "all heads of these layers out", css("soft"), 12);
+    mark(v.circuit, "circuit out", css("induction"), 30);
     if (v.random.length) el("text", { x: x(Math.max(...v.random.filter(known))) + 8, y: base - 8, fill: css("first_token") }, svg, `${v.random.length} matched-random draws`);
     host.replaceChildren(svg);
   }
