@@ -204,6 +204,7 @@ class _Discovery:
         self._inside_interface = 0
         self._list_layers = _layer_paths(model)
         self._runs: list[str] = []
+        self._notes: set[str] = set()
         self._candidate: tuple[nn.Module, Tensor] | None = None
 
     @contextmanager
@@ -282,6 +283,10 @@ class _Discovery:
         finally:
             self._inside_interface -= 1
         query, key = (_argument(args, kwargs, place, name) for place, name in enumerate(("query", "key")))
+        if query.shape[1] == self._length and query.shape[-2] != self._length:
+            kind = type(module).__name__
+            self._notes.add(f"{kind} attends over something else than tokens at each position: left out")
+            return result
         self._check_square(module, query.shape[0], query.shape[-2], key.shape[-2])
         output = result[0] if isinstance(result, tuple) else result
         self._add(module, "interface", query.shape[1])
@@ -305,7 +310,8 @@ class _Discovery:
             return _with_tangent(result, dim=1, index=query.shape[1] - 1)
         scores = _argument(args, kwargs, 0, "input")
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        if scores.shape[-2] != self._length or dim not in (-1, scores.dim() - 1):
+        longer = scores.dim() == 4 and scores.shape[0] == self._batch and scores.shape[-2] > self._length
+        if (scores.shape[-2] != self._length and not longer) or dim not in (-1, scores.dim() - 1):
             return result
         if scores.dim() == 3:
             if scores.shape[-1] != self._length or scores.shape[0] % self._batch:
@@ -325,8 +331,9 @@ class _Discovery:
     def _check_square(self, module: nn.Module, rows: int, queries: int, keys: int) -> None:
         if rows != self._batch or queries != self._length or keys != self._length:
             raise CaptureError(
-                f"{self._name}: {self._path(module)} attends from {queries} to {keys} positions in {rows} rows, shown {self._batch} rows of {self._length} tokens (chunks, patches, prompt "
-                "tokens or cross-attention): its attention rows are not the tokens' and it is not measured"
+                f"{self._name}: {self._path(module)} attends from {queries} to {keys} positions in {rows} rows, shown "
+                f"{self._batch} rows of {self._length} tokens (chunks, patches, prompt or compressed tokens, or "
+                "cross-attention): its attention rows are not the tokens', so it is not measured"
             )
 
     def _path(self, module: nn.Module) -> str:
@@ -368,7 +375,7 @@ class _Discovery:
             for number, found in zip(numbers, self._found, strict=True)
         )
         stack, without = self._layers(numbers)
-        return Anatomy(blocks, stack, without, (note,) if note else ())
+        return Anatomy(blocks, stack, without, (*((note,) if note else ()), *sorted(self._notes)))
 
     def _check(self, found: _Found) -> None:
         where = found.path or type(found.module).__name__

@@ -56,7 +56,7 @@ def attention_row(
         positions: [B] query position of each row.
         mask: additive or boolean [B or 1, H or 1, T, >= S], a flex-attention BlockMask, a padding mask [B, S], None.
         scaling: of the scores; default ``d ** -0.5``. softcap: ``tanh(scores / softcap) * softcap``.
-        sinks: [H] learned logits of a sink outside the sequence. bias: [B or 1, H, T, S] added to the scores.
+        sinks: [H] or [B, H, T, 1] logits of a sink outside the sequence. bias: [B or 1, H, T, S] added to the scores.
         window: sliding window, where the mask does not carry it. causal: nothing behind the position, likewise.
 
     Returns:
@@ -96,7 +96,8 @@ def attention_row(
     if sinks is None:
         row = torch.softmax(scores, dim=-1)
         return row, torch.zeros_like(row[..., 0]), allowed
-    column = sinks.to(torch.float32).reshape(1, heads, 1).expand(batch, heads, 1)
+    sinks = sinks[index, :, positions] if sinks.dim() == 4 else sinks.reshape(1, heads, 1)
+    column = sinks.to(torch.float32).expand(batch, heads, 1)
     row = torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)
     return row[..., :-1], row[..., -1], allowed
 
@@ -144,14 +145,14 @@ def _interface_row(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         mask=given.get("attention_mask"),
         scaling=given.get("scaling"),
         softcap=given.get("softcap"),
-        sinks=given.get("s_aux"),
+        sinks=given["sinks"] if given.get("s_aux") is None and "sinks" in given else given.get("s_aux"),
         bias=given.get("position_bias"),
         window=given.get("sliding_window"),
         causal=bool(getattr(module, "is_causal", True) if causal is None else causal),
     )
 
 
-_KNOWN = ("s_aux", "position_bias", "scaling", "softcap", "dropout")
+_KNOWN = ("s_aux", "sinks", "position_bias", "scaling", "softcap", "dropout")
 _Row = tuple[Tensor, Tensor, Tensor]
 
 
@@ -180,8 +181,7 @@ def _heads_of(scores: Tensor, batch: int, length: int) -> int:
     return scores.shape[0] // batch if scores.dim() == 3 and scores.shape[0] % batch == 0 else 0
 
 
-def _softmax_row(args: tuple[Any, ...], kwargs: dict[str, Any], positions: Tensor) -> _Row:
-    scores = args[0] if args else kwargs["input"]
+def _softmax_row(scores: Tensor, positions: Tensor) -> _Row:
     batch = len(positions)
     scores = scores.view(batch, -1, *scores.shape[-2:])
     row = _mask_row(scores, positions, scores.shape[-1]).to(torch.float32)
@@ -352,7 +352,15 @@ class Subject:
         # One token less than the probe: a softmax over 256 experts is not to be taken for one over 256 positions.
         short = tokens[:, :-1], query.clamp_max(probe.length - 2), None if mask is None else mask[:, :-1]
         with guest(self.model):
-            return find_heads(self.model, lambda: self.logits(*short), *short[0].shape)
+            try:
+                return find_heads(self.model, lambda: self.logits(*short), *short[0].shape)
+            except (CaptureError, torch.OutOfMemoryError):
+                raise
+            except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise CaptureError(
+                    f"{type(self.model).__name__} could not be run on rows of token ids ({_first_line(error)}): causal "
+                    "language models that need nothing else are read; for another calling convention pass forward="
+                ) from error
 
     def _check_itself(self, probe: ProbeBatch) -> None:
         """Hold what is read against what the model computes, on two rows (see ``_CheckTap``)."""
@@ -626,10 +634,10 @@ class _Tap:
         if kind == "sdpa":
             value = args[2] if len(args) > 2 else kwargs["value"]
             self._row_read(number, _sdpa_row(args, kwargs, self.query), value, result.transpose(1, 2))
-        elif (
-            _heads_of(args[0] if args else kwargs["input"], len(self.query), self.length) == self._blocks[number].heads
-        ):
-            self._row_read(number, _softmax_row(args, kwargs, self.query))
+            return result
+        scores = args[0] if args else kwargs["input"]
+        if _heads_of(scores, len(self.query), self.length) == self._blocks[number].heads:
+            self._row_read(number, _softmax_row(scores, self.query))
         return result
 
     def _row_read(self, number: int, row: _Row, value: Tensor | None = None, output: Tensor | None = None) -> None:
@@ -710,6 +718,10 @@ class _CheckTap(_Tap):
         block = self._blocks[number]
         name = type(self._subject.model).__name__
         return CaptureError(f"{name}, layer {block.layer} ({block.name}): {reason}; the model is not measured")
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
 def _farthest(total: Tensor) -> float:

@@ -17,6 +17,7 @@ from spectral_monitor.observation import HeadTable
 from spectral_monitor.reading import head_table
 from spectral_monitor.screen import Thresholds
 from tests.architectures.families import FAMILIES, family
+from tests.architectures.sweep import captured
 from tests.architectures.textbook import Textbook, class_means, rank_by_svd, textbook, without_head
 from tests.architectures.tiny import tiny_probe
 
@@ -67,19 +68,14 @@ def test_sink_mass_is_what_the_row_lacks(case: Case) -> None:
         assert (case.table.sink == 0).all()
 
 
-def test_logits_are_equal_to_the_bit_while_capture_is_on(case: Case) -> None:
+def test_logits_are_equal_to_the_bit_while_attention_is_watched(case: Case) -> None:
     tokens, query = torch.from_numpy(PROBE.tokens), torch.from_numpy(PROBE.query)
     with guest(case.model):
         plain = case.subject.logits(tokens, query)
-    seen = []
-    original = case.subject.logits
-    case.subject.logits = lambda *args: seen.append(original(*args)) or seen[-1]  # type: ignore[method-assign]
-    try:
-        case.subject.read(PROBE, batch_size=PROBE.rows)
-    finally:
-        del case.subject.logits
-    assert len(seen) == 1
-    assert torch.equal(seen[0], plain)
+    _, watched = captured(case.subject, PROBE)
+    assert torch.equal(watched, plain)
+    expected = plain.double().log_softmax(-1)[torch.arange(PROBE.rows), torch.from_numpy(PROBE.target)]
+    np.testing.assert_allclose(case.reading.examples.logprob, expected.numpy(), atol=1e-5)
 
 
 def test_ablation_equals_zeroed_columns_of_the_output_projection(case: Case) -> None:

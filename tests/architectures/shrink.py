@@ -40,8 +40,8 @@ _BY_VALUE = (
     (
         _HEAD_DIM,
         "head_dim swa_head_dim kv_channels attention_head_size d_head dim_head v_head_dim qk_nope_head_dim "
-        "global_head_dim linear_key_head_dim linear_value_head_dim linear_head_dim index_head_dim local_attn_chunk_length "
-        "lsh_attn_chunk_length query_pre_attn_scalar",
+        "global_head_dim linear_key_head_dim linear_value_head_dim linear_head_dim index_head_dim "
+        "local_attn_chunk_length lsh_attn_chunk_length query_pre_attn_scalar",
     ),
     (
         _POSITIONS,
@@ -90,11 +90,31 @@ _LINEAR = {"layer_types": ["linear_attention", "full_attention", "linear_attenti
 _LATENT = {"num_key_value_heads": _HEADS, "head_dim": 4}
 _GEMMA4: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention", "full_attention"],
-    "global_head_dim": 16,
     "num_kv_shared_layers": 0,
-    "per_layer_config": {1: {"head_dim": 16}, 2: {"head_dim": 16}},
+    "head_dim": 4,
+    "per_layer_config": {1: {"head_dim": 8}, 2: {"head_dim": 8}},
 }
-_ASSISTANT = {"text_config": _GEMMA4 | {"hidden_size_per_layer_input": 0}}
+_ASSISTANT = {
+    "text_config": _GEMMA4
+    | {"num_hidden_layers": LAYERS, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": LAYERS}
+}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_INDEXED = _LINEAR | {
+    "layer_types": ["linear_attention", "indexed_attention", "linear_attention"],
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+    "rope_parameters": _ROPE,
+}
+_DOTS3 = {"head_dim": 12, "per_layer_config": {}}
+
+_ZAMBA = {
+    "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+    "attention_hidden_size": 2 * _WIDTH,
+    "attention_head_dim": 2 * _WIDTH // _HEADS,
+}
 
 #: ``...`` leaves a setting out; a dict is merged into the family's own.
 OVERRIDES: dict[str, dict[str, Any]] = {
@@ -104,8 +124,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "granitemoe": {"attention_multiplier": 0.25},
     "granitemoeshared": {"attention_multiplier": 0.25},
     "blt": {"encoder_hash_byte_group_vocab": 32},
-    "bitnet": {},
-    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {"sliding_attention": _ROPE, "full_attention": _ROPE},
+    },
+    "dbrx": {"attn_config": {"kv_n_heads": _KV_HEADS, "clip_qkv": 8, "rope_theta": 10000.0}},
+    "deepseek_v2": {"num_experts_per_tok": 2},
     "diffllama": {"attention_dropout": 0.0},
     "dory": {
         "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp", "sliding_attention", "mlp"],
@@ -114,7 +138,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "n_recurrent_layers": 2,
         "n_output_layers": 2,
     },
-    "dots1": {"n_shared_experts": 1},
+    "dots1": {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
+    "dots3_note": {"text_config": _DOTS3, "vision_config": {"adapter_in_dim": _WIDTH}},
+    "dots3_note_text": _DOTS3,
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma4": {"text_config": _GEMMA4},
     "gemma4_text": _GEMMA4,
@@ -137,10 +163,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen3_next": _LINEAR,
     "qwen3_5": {"text_config": _LINEAR},
     "qwen3_5_moe": {"text_config": _LINEAR},
+    "qwen4_exp": {"text_config": _INDEXED},
+    "qwen4_exp_text": _INDEXED,
     "reformer": {"axial_pos_shape": [8, 8], "axial_pos_embds_dim": [8, 24], "attn_layers": ["local", "lsh", "local"]},
     "xmod": {"default_language": "en_XX"},
-    "zamba": {"layers_block_type": ["linear_attention", "hybrid", "hybrid"]},
-    "zamba2": {"layers_block_type": ["linear_attention", "hybrid", "hybrid"]},
+    "xlm": {"causal": True},
+    "zamba": _ZAMBA,
+    "zamba2": _ZAMBA,
     "zaya": {"num_experts_per_tok": 1},
 }
 
@@ -149,18 +178,16 @@ def tiny_settings(defaults: dict[str, Any]) -> dict[str, Any]:
     """Settings to build a small configuration from, given the family's default settings."""
     settings: dict[str, Any] = {}
     for name, value in defaults.items():
-        if name in SIZES and (value is None or isinstance(value, (int, float))) and not isinstance(value, bool):
-            if value is not None:
-                settings[name] = min(SIZES[name], value) if name.endswith("key_value_heads") else SIZES[name]
-        elif name.endswith(("_token_id", "_token_index")) and isinstance(value, int):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if name in SIZES and number:
+            settings[name] = min(SIZES[name], value) if name.endswith("key_value_heads") else SIZES[name]
+        elif name.endswith(("_token_id", "_token_index")) and number:
             settings[name] = value if value < 4 else 3
         elif name.endswith("_config") and isinstance(value, dict):
-            settings[name] = tiny_settings(value) | (
-                {"model_type": value["model_type"]} if "model_type" in value else {}
-            )
-        elif (name in ("initializer_range", "init_std", "initializer_factor") and isinstance(value, float)) or (
-            "dropout" in name and isinstance(value, float)
-        ):
+            settings[name] = tiny_settings(value)
+            if "model_type" in value:
+                settings[name]["model_type"] = value["model_type"]
+        elif isinstance(value, float) and ("dropout" in name or name.startswith("init")):
             settings[name] = 0.1
     if "is_decoder" in defaults:
         settings["is_decoder"] = True

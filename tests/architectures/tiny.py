@@ -36,11 +36,19 @@ def lively(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def build(config: Any, seed: int = 0) -> Any:
-    """A causal language model of ``config`` with its own random weights; the global random state is left alone."""
+    """A causal language model of ``config`` with its own random weights; the global random state is left alone.
+
+    A family that is only the text decoder of a composite configuration is built from the decoder's part.
+    """
     from transformers import AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     auto: Any = AutoModelForCausalLM
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = auto.from_config(config)
+        decoder = getattr(config, "decoder", None)
+        if decoder is None or isinstance(decoder, dict):
+            model = auto.from_config(config)
+        else:
+            model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](decoder)
     return lively(model.eval(), seed)
