@@ -129,7 +129,9 @@ def _facts(found: Development, record: RunRecord) -> str:
     facts = [
         (
             "model",
-            f"{model.get('class')}, {tokens_text(model['parameters'])} parameters" if "parameters" in model else "",
+            f"{_family(str(model.get('class')))}, {tokens_text(model['parameters'])} parameters"
+            if "parameters" in model
+            else "",
         ),
         ("observations", f"{int(series.usable.sum())}" + (f" of {len(series)}" if not series.usable.all() else "")),
         ("heads", f"{len(series.heads)} in {len(series.layers)} layers"),
