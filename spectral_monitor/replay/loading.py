@@ -297,8 +297,8 @@ def _load(
     config = _read_config(folder, plan, options, where, notes)
     _require_causal_lm(config, options, where)
     dtype = options.dtype
+    count = _parameters(config, options, where)
     if dtype is None:
-        count = _parameters(config, options, where)
         dtype = "float32" if count < FLOAT32_BELOW else "bfloat16"
         notes.append(f"{dtype} by default for {count:,} parameters")
     arguments: dict[str, Any] = {
@@ -306,8 +306,12 @@ def _load(
         "output_loading_info": True,
         "trust_remote_code": options.trust_remote_code,
     }
-    if options.device_map is not None:
-        arguments["device_map"] = options.device_map
+    device_map = options.device_map
+    if device_map is None and not _fits(options.device, count, dtype):
+        device_map = "auto"
+        notes.append(f"spread over all devices: {count:,} parameters do not fit {options.device}")
+    if device_map is not None:
+        arguments["device_map"] = device_map
     wrapper = _wrapper_names(keys)
     auto: Any = AutoModelForCausalLM
     try:
@@ -337,7 +341,7 @@ def _load(
     notes.extend(_require_fitting(model, info, where, plan))
     if plan.format == "gguf":
         notes.append(f"weights taken out of the quantized file {plan.files[0]}")
-    if options.device is not None:
+    if options.device is not None and device_map is None:
         try:
             model = model.to(options.device)
         except (RuntimeError, AssertionError) as error:
@@ -531,6 +535,17 @@ def _parameters(config: Any, options: LoadOptions, where: str) -> int:
     except Exception as error:
         raise LoadError(f"{where}: a model of this configuration cannot be built ({_reason(error)})") from error
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _fits(device: str | None, parameters: int, dtype: str) -> bool:
+    """Whether the weights go onto a CUDA device with a fifth of its free memory left for activations."""
+    import torch
+
+    if device is None or torch.device(device).type != "cuda":
+        return True
+    item = {"float32": 4, "float64": 8}.get(dtype, 2)
+    free, _ = torch.cuda.mem_get_info(torch.device(device))
+    return parameters * item <= 0.8 * free
 
 
 def _require_fitting(model: Any, info: dict[str, Any], where: str, plan: WeightPlan) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -205,3 +206,59 @@ def test_wrong_arguments_get_one_sentence(
     with pytest.raises(LoadError, match=said) as caught:
         load_model(**arguments)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+def test_weights_too_large_for_the_device_are_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decided by the device's free memory; there is none here, so it is pretended, and the model loads on CPU."""
+    save(tiny_model(1), tmp_path)
+    monkeypatch.setattr("spectral_monitor.replay.loading._fits", lambda device, parameters, dtype: parameters < 1000)
+    loaded = load_model(tmp_path, device="cpu")
+    assert any("spread over all devices" in note for note in loaded.notes)
+    assert torch.equal(loaded.model.get_output_embeddings().weight, tiny_model(1).get_output_embeddings().weight)
+
+
+def test_gguf_file_is_loaded_with_its_own_weights(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    file = tmp_path / "step40.gguf"
+    weights = write_gguf(gguf, file)
+    for loaded in (load_model(file), load_model(tmp_path, gguf_file=file.name)):
+        assert loaded.files == (file.name,)
+        assert loaded.dtype == "float32"
+        assert any("quantized file" in note for note in loaded.notes)
+        state = loaded.model.state_dict()
+        assert torch.equal(state["model.embed_tokens.weight"], torch.from_numpy(weights["token_embd.weight"]))
+        assert torch.equal(state["model.layers.1.mlp.up_proj.weight"], torch.from_numpy(weights["blk.1.ffn_up.weight"]))
+        assert 1 in loaded.tokenizer_special_ids
+
+
+def write_gguf(gguf, file: Path) -> dict[str, np.ndarray]:  # type: ignore[no-untyped-def]
+    """A Llama of two layers, width 32, 64 tokens, as llama.cpp's converter would write it."""
+    draw = np.random.default_rng(0)
+    shapes = {"token_embd.weight": (64, 32), "output.weight": (64, 32), "output_norm.weight": (32,)}
+    for layer in range(2):
+        shapes |= {f"blk.{layer}.attn_{part}.weight": (32, 32) for part in ("q", "k", "v", "output")}
+        shapes |= {f"blk.{layer}.ffn_gate.weight": (48, 32), f"blk.{layer}.ffn_up.weight": (48, 32)}
+        shapes |= {f"blk.{layer}.ffn_down.weight": (32, 48)}
+        shapes |= {f"blk.{layer}.attn_norm.weight": (32,), f"blk.{layer}.ffn_norm.weight": (32,)}
+    weights = {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(64)
+    writer.add_rope_dimension_count(8)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([f"t{index}" for index in range(64)])
+    writer.add_token_scores([0.0] * 64)
+    writer.add_token_types([3 if index < 2 else 1 for index in range(64)])
+    for name, value in weights.items():
+        writer.add_tensor(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return weights
