@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import torch._dynamo
 from transformers import TrainerCallback
 
 from spectral_monitor import LogSchedule, RunRecord, SpectralMonitorCallback
-from spectral_monitor.record import read_observation
 from tests.attach import tiny
 
 EVERY = LogSchedule(extra_steps=frozenset(range(41)))
@@ -151,7 +148,7 @@ def token_run(
         trainer = tiny.trainer(
             out,
             data=data,
-            callbacks=[watched, StopAt(last)],
+            callbacks=[watched, tiny.StopAt(last)],
             max_steps=steps,
             gradient_accumulation_steps=3,
             per_device_train_batch_size=2,
@@ -173,16 +170,6 @@ def token_run(
     assert [observation.step for observation in observations] == list(range(steps + 1))
     assert all(observation.attempt == 1 for observation in observations)
     return [o.tokens for o in observations], [o.tokens_estimated for o in observations]
-
-
-class StopAt(TrainerCallback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        if state.global_step >= self.step:
-            control.should_training_stop = True
-        return control
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -138,6 +138,18 @@ def trainer(
     )
 
 
+class StopAt(TrainerCallback):
+    """Ends the training after a step, as a time limit would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if state.global_step >= self.step:
+            control.should_training_stop = True
+        return control
+
+
 # -- what must not change ---------------------------------------------------------------------------------------------
 
 
