@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spectral_monitor.errors import SpectralMonitorError
+from spectral_monitor.errors import RecordError, SpectralMonitorError
 from train_examples.reference import (
     OptionError,
     ReferenceArguments,
@@ -89,7 +89,19 @@ def run(options: ReferenceArguments, training: TrainingArguments, seed: int, out
     trainer.train(resume_from_checkpoint=checkpoint)
     if trainer.state.global_step >= arguments.max_steps:
         trainer.save_model(str(out / "final"))
+        _draw(out / "spectral_monitor", f"seed {seed}")
     return trainer
+
+
+def _draw(run_dir: Path, title: str) -> None:
+    """Pictures of the trajectories; a run whose monitor recorded nothing has none."""
+    from train_examples.trajectories import draw
+
+    try:
+        for file in draw(run_dir, title):
+            print(file, flush=True)
+    except RecordError as error:
+        print(f"no picture: {error}", flush=True)
 
 
 def _load_weights(model: PreTrainedModel, checkpoint: str) -> None:

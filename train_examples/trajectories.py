@@ -5,18 +5,40 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 
 import numpy as np
 
-from spectral_monitor.development import Series
+from spectral_monitor.development import Series, load_series
 from spectral_monitor.heads import Head
 from spectral_monitor.observation import Event, FloatArray, Verdict
 from spectral_monitor.publish.tables import tokens_text
+from spectral_monitor.record import RunRecord
 
 _WIDTH, _PANEL, _LEFT, _RIGHT, _TOP, _GAP = 900, 190, 64, 150, 56, 46
 #: Told apart also by colour-blind readers (Okabe and Ito's palette).
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _GREY = "#c4c7cc"
+
+
+def draw(run_dir: Path, title: str) -> list[Path]:
+    """One ``trajectories-PROBE.svg`` in the run directory for each probe of a finished run; the files written."""
+    record = RunRecord.open(run_dir)
+    events, verdicts, written = record.events(), record.verdicts(), []
+    for probe in sorted({observation.probe for observation in record.observations()}):
+        series = load_series(record, probe)
+        file = run_dir / f"trajectories-{probe}.svg"
+        file.write_text(
+            trajectories_svg(
+                series,
+                series.circuit(series.capability, series.last),
+                [event for event in events if event.probe == probe],
+                [verdict for verdict in verdicts if verdict.probe == probe],
+                f"{title}: {probe}",
+            )
+        )
+        written.append(file)
+    return written
 
 
 def trajectories_svg(

@@ -10,7 +10,7 @@ import numpy as np
 from spectral_monitor.development import develop, load_series
 from spectral_monitor.heads import Head
 from tests.publish import factories
-from train_examples.trajectories import trajectories_svg
+from train_examples.trajectories import draw, trajectories_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -56,3 +56,11 @@ def test_a_missing_value_breaks_the_line(tmp_path: Path) -> None:
 def test_a_record_of_the_untrained_model_alone_says_so(tmp_path: Path) -> None:
     series = load_series(factories.record(tmp_path / "run", steps=(0,)))
     assert "no observation after the first training step" in trajectories_svg(series, [], [], [], "start")
+
+
+def test_a_finished_run_gets_one_picture_a_probe(tmp_path: Path) -> None:
+    run_dir = factories.record(tmp_path / "run").run_dir
+    (file,) = draw(run_dir, "seed 1")
+    assert file == run_dir / "trajectories-induction.svg"
+    texts = [element.text for element in ET.parse(file).getroot().iter(f"{SVG}text")]
+    assert "seed 1: induction" in texts
