@@ -565,7 +565,8 @@ def choose(runs: Sequence[RunSeries], candidate: Candidate, horizon: float = 2.0
     """``candidate`` at the sensitivity that serves best on ``runs`` (report it on others).
 
     The greatest harmonic mean of precision and the share of the final circuit's heads that were warned of at an earlier
-    look than their crossing; of equals, the least sensitive.
+    look than their crossing; of equals, the least sensitive. Where nothing serves (or the runs lack the signal), the
+    candidate stays as it is.
     """
 
     def worth(found: Trust) -> float:
@@ -573,7 +574,8 @@ def choose(runs: Sequence[RunSeries], candidate: Candidate, horizon: float = 2.0
         return 2 * precision * early / (precision + early) if found.right and found.early else 0.0
 
     curve = operating_curve(runs, candidate, sensitivities(candidate), horizon)
-    return candidate.with_sensitivity(max(curve, key=lambda point: (worth(point[1]), point[0]))[0])
+    best, found = max(curve, key=lambda point: (worth(point[1]), point[0]))
+    return candidate.with_sensitivity(best) if worth(found) else candidate
 
 
 COLUMNS = (

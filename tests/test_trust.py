@@ -334,6 +334,11 @@ def test_choosing_balances_precision_and_early_warnings() -> None:
     assert choose(runs, start).rule == LevelRule(bar=0.1)
 
 
+def test_choosing_without_the_signal_changes_nothing() -> None:
+    start = Candidate("content_rise", "content_share", LevelRule(bar=0.2))
+    assert choose([series(content_share=np.full((LOOKS, 6), np.nan))], start) == start
+
+
 def test_sensitivity_is_the_ratio_or_the_bar() -> None:
     pr, *_, attention = candidates()
     assert pr.with_sensitivity(2.5).rule == RiseRule(ratio=2.5)
