@@ -187,12 +187,9 @@ def _write(folder: Path, records: Sequence[RunRecord], groups: Sequence[tuple[Ob
     # Verdicts of candidate sets that the joined run does not have at that step are kept as they were made.
     for verdict in verdicts:
         record.add_verdict(verdict)
-    seen: set[str] = set()
-    for other in records:
-        for event in other.events():
-            if event.kind in ("note", "error") and event.key + event.text not in seen:
-                seen.add(event.key + event.text)
-                record.add_event(event)
+    kept = {event.key: event for other in records for event in other.events() if event.kind in ("note", "error")}
+    for event in kept.values():
+        record.add_event(event)
     tables = [json.loads(path.read_text()) for item in records if (path := item.run_dir / "replay.json").is_file()]
     if tables:
         rows = {(row["series"], row["revision"]): row for table in tables for row in table["revisions"]}

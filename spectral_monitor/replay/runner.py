@@ -585,8 +585,9 @@ class Replay:
                 continue
             with self.claims.together(f"record-{series.name}"):
                 recorder = self._recorder(wanted[0])
-                for sentence in series.notes:
-                    recorder.note(sentence, wanted[0].checkpoint.step)
+                if series.notes:
+                    # One event: of two notes at one step the record counts the first.
+                    recorder.note("; ".join(series.notes), wanted[-1].checkpoint.step)
                 recorder.finish({"notes": series.notes, "revisions": [_plain(row) for row in rows]})
 
 

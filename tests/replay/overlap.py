@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from .hub_server import HubServer
-from .training import STEPS, TOKENS_PER_STEP, monitor_options, probe, train
 
 REPO = "lab/overlap"
 
@@ -34,6 +33,8 @@ def measure(seconds: float) -> dict[str, float]:
         from spectral_monitor.replay.recorder import MonitorRecorder, ProbeSettings
         from spectral_monitor.replay.runner import COMPLETE, Replay, Settings
         from spectral_monitor.replay.selection import Selection
+
+        from .training import STEPS, TOKENS_PER_STEP, monitor_options, probe, train
 
         folder = Path(place)
         train(folder / "revisions", folder / "live")

@@ -210,3 +210,53 @@ def test_download_and_measuring_overlap(published: HubServer, tmp_path: Path) ->
     during = sum(any(start <= moment <= end for moment in begun) for start, end in spans[:-1])
     assert during >= len(spans) // 2
     assert threading.active_count() < 20
+
+
+def test_wrong_checkpoints_are_marked_in_the_record_and_raise_nothing(trained: Path, tmp_path: Path) -> None:
+    """Final weights under early names: the circuit that they hold must not be reported as formed early."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    for name, origin in (("step0", 40), ("step10", 40), ("step20", 40), ("step30", 32), ("step35", 0)):
+        (folder / name).symlink_to(trained / "revisions" / f"step{origin}")
+    result = replay(str(folder), tmp_path)
+    assert {row.revision: row.status for row in result.rows} == {
+        "step0": "duplicate",
+        "step10": "duplicate",
+        "step20": "measured",
+        "step30": "measured",
+        "step35": "measured",
+    }
+    record = RunRecord.open(tmp_path / "out")
+    assert {o.step: o.mark for o in record.observations()} == {
+        20: "same weights as step0, step10",
+        30: None,
+        35: None,
+    }
+    events = record.events()
+    assert [event.text for event in events if event.kind == "note"] == [
+        "the same weights under step0, step10, step20; onset is not determinable below step 30: "
+        "the checkpoints below it do not hold what their names say"
+    ]
+    assert not [event for event in events if event.kind != "note" and event.step == 20]
+    assert not [verdict for verdict in record.verdicts() if verdict.step == 20]
+    assert any(event.step == 30 for event in events if event.kind != "note"), "the trusted one raised nothing either"
+
+
+def test_what_is_measured_late_lies_in_the_record_with_a_note(trained: Path, tmp_path: Path) -> None:
+    revisions = tmp_path / "revisions"
+    revisions.mkdir()
+    for step in (2, 16, 40):
+        (revisions / f"step{step}").symlink_to(trained / "revisions" / f"step{step}")
+    missing = trained / "revisions" / "step16" / "model.safetensors"
+    (revisions / "step16").unlink()
+    (revisions / "step16").mkdir()
+    (revisions / "step16" / "config.json").write_text((missing.parent / "config.json").read_text())
+    (revisions / "step16" / "model.safetensors").write_bytes(missing.read_bytes()[:1000])
+    assert replay(str(revisions), tmp_path).status != COMPLETE
+    (revisions / "step16" / "model.safetensors").write_bytes(missing.read_bytes())
+    assert replay(str(revisions), tmp_path).status == COMPLETE
+    record = RunRecord.open(tmp_path / "out")
+    assert record.steps() == [2, 16, 40]
+    assert any(event.step == 16 and "measured late, after step 40" in event.text for event in record.events())
+    assert replay(str(revisions), tmp_path).status == COMPLETE
+    assert [o.attempt for o in record.observations()] == [1, 1, 1]
