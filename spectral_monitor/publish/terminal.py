@@ -171,7 +171,7 @@ class TerminalPublisher:
         for name, view in self.probes.items():
             parts.extend(self._probe(name, view))
         if self.messages:
-            parts.append(Text("\n".join(self.messages)))
+            parts.append(Text("\n".join(self.messages), no_wrap=True, overflow="ellipsis"))
         return Panel(Group(*parts), title="spectral monitor", title_align="left")
 
     def _probe(self, name: str, view: ProbeView) -> list[RenderableType]:
