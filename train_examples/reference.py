@@ -393,6 +393,7 @@ def monitor_options(options: ReferenceArguments, steps: int) -> dict[str, Any]:
         "schedule": LogSchedule(options.points_per_octave, last_step=steps),
         "thresholds": Thresholds(member=options.member),
         "modes": ("zero",) if options.preset == "cpu" else ("zero", "mean"),
-        "check": CheckOptions(max_draws=64) if options.preset == "cpu" else CheckOptions(),
+        "check_rows": 64 if options.preset == "cpu" else 512,
+        "check": CheckOptions(first_look=24, max_draws=40) if options.preset == "cpu" else CheckOptions(),
         "max_overhead": None if options.max_overhead >= 1 else options.max_overhead,
     }

@@ -99,7 +99,7 @@ class _Panel:
             number = 10**value
             label = tokens_text(number) if axis == "tokens" else f"{number:.0f}"
             parts.append(_text(self.at_x(float(value)), foot + 16, label, anchor="middle"))
-        parts.append(_text(right + 8, foot + 16, axis))
+        parts.append(_text(right + 8, foot - 2, axis))
         return parts
 
     def line(self, x: FloatArray, values: FloatArray, colour: str, width: float) -> str:
