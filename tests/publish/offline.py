@@ -48,7 +48,7 @@ class OfflineRun:
         tool = shutil.which("wandb", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
         assert tool is not None
         answer = subprocess.run(
-            [tool, "leet", "inspect", str(file), "--json"], check=True, capture_output=True, text=True, timeout=60
+            [tool, "leet", "inspect", str(file), "--json"], check=True, capture_output=True, text=True, timeout=300
         )
         return cls(file.parent, [json.loads(line) for line in answer.stdout.splitlines() if line.strip()])
 

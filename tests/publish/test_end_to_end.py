@@ -175,7 +175,7 @@ print(json.dumps({run: storage.get_logs("huggingface", run) for run in storage.g
         env=offline_environment(runs.folder) | {"TRACKIO_DIR": str(runs.folder / "trackio")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     read = json.loads(answer.stdout.strip().splitlines()[-1])
 

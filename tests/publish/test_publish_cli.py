@@ -62,7 +62,7 @@ def test_sync_offline(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         env=offline_environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert "8 observations, 3 events and 1 verdicts" in answer.stdout
     folder = re.search(r"wandb sync (\S+)", answer.stdout)
@@ -70,7 +70,9 @@ def test_sync_offline(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 PROGRAM = """
+import signal
 import typer
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test started in the background inherits "ignore"
 from spectral_monitor.publish import cli
 app = typer.Typer()
 cli.register(app)
@@ -90,10 +92,10 @@ def test_serve_says_where_and_ends_on_interrupt(run_dir: Path) -> None:
         line = process.stdout.readline()
         address = re.search(r"http://127\.0\.0\.1:\d+/", line)
         assert address is not None, line
-        with urllib.request.urlopen(address[0] + "live.json", timeout=20) as answer:
+        with urllib.request.urlopen(address[0] + "live.json", timeout=300) as answer:
             assert json.load(answer)["name"] == "run"
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.wait()

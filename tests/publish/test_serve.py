@@ -29,7 +29,7 @@ def server(tmp_path: Path) -> Iterator[LiveServer]:
 def ask(
     server: LiveServer, path: str, method: str = "GET", host: str | None = None, **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
     connection.putrequest(method, path, skip_host=True)
     if host != "":
         connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")
@@ -101,7 +101,7 @@ def test_refuses_foreign_host_names(server: LiveServer, host: str) -> None:
 
 
 def test_refuses_two_host_headers(server: LiveServer) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
     connection.putrequest("GET", "/live.json", skip_host=True)
     connection.putheader("Host", "127.0.0.1")
     connection.putheader("Host", "evil.example")

@@ -28,7 +28,7 @@ def run_sync(folder: Path, *more: str) -> OfflineRun:
         check=True,
         env=offline_environment(folder),
         cwd=folder,
-        timeout=120,
+        timeout=300,
     )
     return OfflineRun.find(folder)
 

@@ -63,7 +63,7 @@ def loop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         check=True,
         env=environment,
         cwd=Path(__file__).parents[2],
-        timeout=180,
+        timeout=300,
     )
     return request.param == "step", folder
 
@@ -128,7 +128,7 @@ def test_trackio_through_accelerate(loop: tuple[bool, Path]) -> None:
         env=offline_environment(folder) | {"TRACKIO_DIR": str(folder / "trackio")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     read: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
     losses = [row["step"] for row in read["logs"] if "loss" in row]

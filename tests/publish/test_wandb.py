@@ -275,7 +275,7 @@ def offline(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         check=True,
         env=offline_environment(folder),
         cwd=Path(__file__).parents[2],
-        timeout=120,
+        timeout=300,
     )
     return request.param, OfflineRun.find(folder)
 
