@@ -356,7 +356,7 @@ class Subject:
                 return find_heads(self.model, lambda: self.logits(*short), *short[0].shape)
             except (CaptureError, torch.OutOfMemoryError):
                 raise
-            except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+            except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
                 raise CaptureError(
                     f"{type(self.model).__name__} could not be run on rows of token ids ({_first_line(error)}): causal "
                     "language models that need nothing else are read; for another calling convention pass forward="
@@ -369,9 +369,7 @@ class Subject:
         tokens, query, mask = self._inputs(few, rows)
         with guest(self.model):
             plain = self.logits(tokens, query, mask)
-        tap = _CheckTap(self)
-        with self._instrumented(tap):
-            seen = self._run(tap, few, rows)
+        seen = self.watched_logits(few)
         if not torch.equal(plain.nan_to_num(), seen.nan_to_num()):
             raise CaptureError(
                 f"{type(self.model).__name__}: logits change when its attention is watched (by up to "
@@ -381,6 +379,16 @@ class Subject:
         with guest(self.model):
             safe = saves_work(parts, query, plain, lambda: self.logits(tokens, query, mask))
         self._behind_attention = parts if safe else ()
+
+    def watched_logits(self, probe: ProbeBatch) -> Tensor:
+        """[N, V] logits at the queries, all rows at once, while every attention is read and checked.
+
+        Raises:
+            CaptureError: something that must hold for causal attention does not (see ``_CheckTap``).
+        """
+        tap = _CheckTap(self)
+        with self._instrumented(tap):
+            return self._run(tap, probe, np.arange(probe.rows))
 
     def _inputs(self, probe: ProbeBatch, rows: IntArray, companion: str | None = None) -> Any:
         tokens = probe.tokens if companion is None else probe.companions[companion]
@@ -986,8 +994,9 @@ def longest_input(model: nn.Module) -> int | None:
     """Longest row that the model takes, or None when it states no limit."""
     config = getattr(unwrap(model), "config", None)
     config = getattr(config, "text_config", config)
-    limit = getattr(config, "max_position_embeddings", None)
-    return limit if isinstance(limit, int) and limit > 0 else None
+    # The first name is transformers', the others are customary in models written by hand.
+    limits = (getattr(config, name, None) for name in ("max_position_embeddings", "block_size", "max_seq_len"))
+    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
 
 def check_fit(model: nn.Module, probe: ProbeBatch) -> None:
