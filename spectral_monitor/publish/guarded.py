@@ -40,19 +40,19 @@ class GuardedPublisher:
     happens, all of them are counted, ``close`` says how many there were.
 
     Args:
-        inner: the publisher to guard.
+        publisher: the publisher to guard.
         limit: seconds, more than 0.
         close_limit: seconds that ``close`` waits for calls that are still under way.
-        name: what messages call it; the inner class's name by default.
+        name: what messages call it; the publisher class's name by default.
     """
 
     def __init__(
-        self, inner: Any, *, limit: float = LIMIT, close_limit: float = CLOSE_LIMIT, name: str | None = None
+        self, publisher: Any, *, limit: float = LIMIT, close_limit: float = CLOSE_LIMIT, name: str | None = None
     ) -> None:
         if not limit > 0 or not close_limit > 0:
             raise ValueError(f"the limit of a guarded publisher is {limit} s: give more than 0 seconds")
-        self.inner = inner
-        self.name = name or type(inner).__name__.removesuffix("Publisher").lower()
+        self.publisher = publisher
+        self.name = name or type(publisher).__name__.removesuffix("Publisher").lower()
         self.limit, self.close_limit = limit, close_limit
         self.calls = self.failed = self.overruns = self.left_out = 0
         self.first_error = ""
@@ -138,7 +138,7 @@ class GuardedPublisher:
             return
         self.calls += 1
         context = contextvars.copy_context()
-        function = getattr(self.inner, method)
+        function = getattr(self.publisher, method)
         call = _Call(method, lambda: context.run(function, *arguments))
         self._ensure_worker()
         try:

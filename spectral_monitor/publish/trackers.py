@@ -65,7 +65,7 @@ def joining(present: Iterable[Any] = ()) -> tuple[Any, ...]:
 
     They open no run and import neither package; a kind that ``present`` has already is left out.
     """
-    kinds = {type(getattr(publisher, "inner", publisher)) for publisher in present}
+    kinds = {type(getattr(publisher, "publisher", publisher)) for publisher in present}
     return guarded([make() for make in (WandbPublisher, TrackioPublisher) if make not in kinds])
 
 

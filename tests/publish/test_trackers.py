@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from spectral_monitor.publish import names
-from spectral_monitor.publish.trackers import AcceleratePublisher, TrackioPublisher
+from spectral_monitor.publish.trackers import AcceleratePublisher, TrackioPublisher, joining
+from spectral_monitor.publish.wandb import WandbPublisher
 
 from . import factories as make
 from .offline import OfflineRun, offline_environment
@@ -202,3 +203,10 @@ def test_trackio_without_a_run_does_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     publisher.observation(make.observation(1))
     publisher.event(make.event())
     publisher.close({})
+
+
+def test_joining_leaves_out_what_is_there_already() -> None:
+    both = joining()
+    assert [type(guard.publisher) for guard in both] == [WandbPublisher, TrackioPublisher]
+    assert joining(both) == ()
+    assert [type(guard.publisher) for guard in joining([WandbPublisher()])] == [TrackioPublisher]
