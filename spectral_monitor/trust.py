@@ -14,8 +14,8 @@ with any parameters, and each alarm judged by what the head did next:
   alarm. Precursors (previous-token heads, on which induction is built) are right when they join their own class's
   circuit, and are compared with the others by this.
 
-Two baselines stand beside every rule: as many alarms at random looks of random heads, and the capability's attention
-itself at a low bar.
+Three baselines: as many alarms at random looks of random heads, the capability's attention itself at a low bar, and for
+a gated rule the gate alone (every head alarms when it opens): what is better than that, the signal itself has earned.
 """
 
 from __future__ import annotations
@@ -318,16 +318,35 @@ def replay(runs: Sequence[RunSeries], candidate: Candidate) -> list[Alarm]:
 def _risen(run: RunSeries, candidate: Candidate) -> Iterator[list[int]]:
     """Indices of the heads that alarm, look by look, as ``EarlyWarning`` would have it."""
     index = {name: number for number, name in enumerate(run.heads)}
-    heads, gate = HeadAlarms(candidate.rule, candidate.gate is not None), None
-    previous = run.signals.get("previous_token", np.zeros(0))
-    if candidate.gate is not None and run.capability == "induction" and np.isfinite(previous).any():
-        gate = HeadAlarms(candidate.gate)
+    heads = HeadAlarms(candidate.rule, candidate.gate is not None)
+    opened = _opened(run, candidate.gate)
     for look, tokens in enumerate(run.tokens):
-        if gate is not None:
-            gate.update(tokens, run.heads, previous[look])
-        opened = gate is None or gate.any_inside
-        moved = heads.update(tokens, run.heads, run.signals[candidate.signal][look], opened)
+        moved = heads.update(tokens, run.heads, run.signals[candidate.signal][look], bool(opened[look]))
         yield [index[name] for name in moved["up"]]
+
+
+def _opened(run: RunSeries, rule: LevelRule | None) -> BoolArray:
+    """[n] True where the gate is open: always, where there is none or nothing that could open it."""
+    previous = run.signals.get("previous_token", np.zeros(0))
+    if rule is None or run.capability != "induction" or not np.isfinite(previous).any():
+        return np.ones(len(run.tokens), dtype=bool)
+    gate = HeadAlarms(rule)
+    opened = np.zeros(len(run.tokens), dtype=bool)
+    for look, tokens in enumerate(run.tokens):
+        gate.update(tokens, run.heads, previous[look])
+        opened[look] = gate.any_inside
+    return opened
+
+
+def gate_alone(runs: Sequence[RunSeries], gate: LevelRule) -> list[Alarm]:
+    """The baseline of a gated rule: every head alarms at the first look (after the very first) with an open gate."""
+    found = []
+    for number, run in enumerate(runs):
+        opened = np.flatnonzero(_opened(run, gate)[1:])
+        if len(opened):
+            look = int(opened[0]) + 1
+            found += [Alarm(number, head, look) for head in np.flatnonzero(~run.member()[look - 1]).tolist()]
+    return found
 
 
 def judge(
@@ -523,18 +542,27 @@ class TrustTable:
 def trust_table(
     runs: Sequence[RunSeries], chosen: Sequence[Candidate], horizon: float = 2.0, draws: int = DRAWS
 ) -> TrustTable:
-    """Every candidate that the runs have a signal for, and the low attention bar as the last row."""
+    """Every candidate that the runs have a signal for, then the baselines: the low attention bar, the gate alone."""
     wanted = [*chosen]
     if all(one.signal != LOW_ATTENTION.signal or one.rule != LOW_ATTENTION.rule for one in wanted):
         wanted.append(LOW_ATTENTION)
     rows, random = [], []
     for candidate in wanted:
-        if not any(np.isfinite(run.signals.get(candidate.signal, np.nan)).any() for run in runs):
+        if not _measured(runs, candidate.signal):
             continue
         raised = replay(runs, candidate)
         rows.append(judge(runs, raised, candidate.name, horizon, candidate.joins))
         random.append(random_times(runs, raised, horizon, candidate.joins, draws))
+    gated = next((one for one in chosen if one.gate is not None), None)
+    if gated is not None and gated.gate is not None and _measured(runs, "previous_token"):
+        raised = gate_alone(runs, gated.gate)
+        rows.append(judge(runs, raised, "the gate alone, all heads", horizon, gated.joins))
+        random.append(random_times(runs, raised, horizon, gated.joins, draws))
     return TrustTable(tuple(rows), tuple(random), horizon)
+
+
+def _measured(runs: Sequence[RunSeries], name: str) -> bool:
+    return any(bool(np.isfinite(run.signals.get(name, np.nan)).any()) for run in runs)
 
 
 def operating_curve(

@@ -23,6 +23,7 @@ from spectral_monitor.trust import (
     candidates,
     cells,
     choose,
+    gate_alone,
     judge,
     markdown,
     operating_curve,
@@ -257,6 +258,15 @@ def test_random_times_hit_as_often_as_chance_says() -> None:
     assert found.precision == random_times([run], raised, horizon=2.0, draws=400).precision
 
 
+def test_the_gate_alone_is_every_head_when_it_opens() -> None:
+    """Head 5 rises at look 11 (gate open at 12): six alarms there, four of which lead to a member within the horizon."""
+    run = series(previous_token=step(11, 1.0, 3.0, [5]))
+    raised = gate_alone([run], LevelRule(bar=2.0))
+    assert [(alarm.head, alarm.look) for alarm in raised] == [(head, 12) for head in range(6)]
+    assert judge([run], raised, "gate", horizon=2.1).right == 4
+    assert gate_alone([series(previous_token=np.ones((LOOKS, 6)))], LevelRule(bar=2.0)) == []
+
+
 def test_a_detector_that_knows_beats_random_times() -> None:
     runs = [series(f"run-{i}", pr=step(24, 3.0, 9.0, [0, 1, 2])) for i in range(3)]
     raised = replay(runs, Candidate("pr_rise", "pr", RiseRule()))
@@ -279,9 +289,16 @@ def every_signal(name: str) -> RunSeries:
 
 def test_the_table_has_one_row_a_signal_with_its_baselines() -> None:
     table = trust_table([every_signal(f"run-{i}") for i in range(3)], candidates(), draws=20)
-    names = ["pr_rise", "pr_rise, no gate", "content_rise", "attention_rise", LOW_ATTENTION.name]
+    names = [
+        "pr_rise",
+        "pr_rise, no gate",
+        "content_rise",
+        "attention_rise",
+        "gate alone, all heads",
+        LOW_ATTENTION.name,
+    ]
     assert [row.name for row in table.rows] == names
-    pr, _, content, attention, low = table.rows
+    pr, _, content, attention, _, low = table.rows
     assert pr.precision == 0.0  # 19 looks, a factor of 2.1: beyond the horizon
     assert content.precision == content.recall == 1.0
     assert content.lead == pytest.approx(SPACING**5)
@@ -289,7 +306,7 @@ def test_the_table_has_one_row_a_signal_with_its_baselines() -> None:
     assert low.lead == attention.lead == pytest.approx(SPACING**3)
     assert all(at.alarms == row.alarms for row, at in zip(table.rows, table.random, strict=True))
     text = markdown(table)
-    assert len(text.splitlines()) == 2 + 5
+    assert len(text.splitlines()) == 2 + 6
     assert cells(table)[2][:2] == ("content_rise", "9/9")
     assert json.loads(dumps(table.to_dict()))["rows"][2]["precision"] == 1.0
 
