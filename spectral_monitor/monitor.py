@@ -301,7 +301,9 @@ class SpectralMonitor:
         """Whether ``step`` is to be looked at: by the schedule, or by a request to look more often."""
         if self._last_step is not None and step <= self._last_step:
             return False
-        if not (self.schedule.is_due(step, self._last_step) or self._densified(step, tokens)):
+        # A point that was dropped is behind us: it is not asked for again at every following step.
+        previous = self.skipped[-1] if self.skipped and self.skipped[-1] > (self._last_step or 0) else self._last_step
+        if not (self.schedule.is_due(step, previous) or self._densified(step, tokens)):
             return False
         if self.schedule.is_required(step) or self.max_overhead is None:
             return True
@@ -836,8 +838,12 @@ class SpectralMonitor:
             return True
         training = max(self._elapsed() - self.seconds, 0.0)
         last = self.schedule.last_step
-        projected = training / step * last if last is not None and last > step else training
-        return self.seconds + self._look_seconds <= self.max_overhead * projected
+        if last is None or last <= step:
+            return self.seconds + self._look_seconds <= self.max_overhead * training
+        # What the looks that are never dropped will take is set aside for them.
+        required = sum(at > step and self.schedule.is_required(at) for at in self.schedule.steps(last))
+        planned = self.seconds + (1 + required) * self._look_seconds
+        return planned <= self.max_overhead * training / step * last
 
     def _run_info(self, model: nn.Module, probes: Sequence[ProbeBatch]) -> dict[str, Any]:
         inner = unwrap(model)

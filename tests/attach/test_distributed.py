@@ -106,7 +106,7 @@ def test_the_trainer_under_ddp_is_bit_identical_and_resumes(tmp_path: Path) -> N
     assert whole.steps() == STEPS
     assert [observation.tokens for observation in whole.observations()] == [step * 2 * 4 * 16 for step in STEPS]
 
-    _train(tmp_path / "resumed", True, stop=13, **saving)
+    _train(tmp_path / "resumed", True, stop=16, **saving)
     resumed = _train(tmp_path / "resumed", True, resume=str(tmp_path / "resumed" / "checkpoint-10"), **saving)
     assert tiny.difference(plain[0]["weights"], resumed[0]["weights"]) == []
     record = RunRecord.open(tmp_path / "resumed" / "spectral_monitor")
