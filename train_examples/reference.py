@@ -125,7 +125,6 @@ _PRESETS: dict[str, dict[str, Any]] = {
         "context": 64,
         "init_std": 0.08,
         "previous_token_bias": 3.0,
-        "attention_gains": [1.0, 10.0],
         "code_share": 0.5,
         "code_words": 32,
         "gap": [4, 20],

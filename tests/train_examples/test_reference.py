@@ -47,7 +47,7 @@ def test_the_planted_head_attends_to_the_previous_token_and_no_other_does() -> N
     model = build_model(options, 500, seed=1)
     model.set_attn_implementation("eager")
     layers = model(input_ids=tokens, output_attentions=True).attentions
-    back = torch.stack([layer[:, :, -1, -2].mean(0) for layer in layers])
+    back = torch.stack([layer[:, :, -1, -2].mean(0) for layer in layers]).detach()
     planted = float(back[0, 0])
     assert planted > 0.2
     back[0, 0] = 0
