@@ -78,7 +78,7 @@ def is_offline() -> bool:
     """True where ``HF_HUB_OFFLINE`` (or ``TRANSFORMERS_OFFLINE``) forbids asking the Hub."""
     from huggingface_hub import constants
 
-    return bool(constants.is_offline_mode())
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 @dataclass

@@ -320,6 +320,7 @@ def series_info(plan: Plan, series: SeriesPlan) -> dict[str, Any]:
         "tokens_from": sorted(origins),
         "tokens_rounded": any(item.checkpoint.tokens_estimated for item in series.planned),
         "notes": series.notes,
+        "compared": series.compared,
         "skipped": [item.name for item in plan.skipped],
     }
 
