@@ -237,12 +237,16 @@ class _Discovery:
         return hook
 
     def _leaving(self, module: nn.Module, args: Any, output: Any) -> Any:
-        while self._stack and self._stack.pop()[1] is not module:
-            pass
-        if self._candidate is None or self._candidate[0] is not module:
-            return None
-        self._candidate = None
-        return _without_tangents(output)
+        name = ""
+        while self._stack:
+            name, inside = self._stack.pop()
+            if inside is module:
+                break
+        at_projection = self._candidate is not None and self._candidate[0] is module
+        if at_projection:
+            self._candidate = None
+        # A tangent that no projection took ends with its layer: later layers must not see it.
+        return _without_tangents(output) if at_projection or name in self._list_layers else None
 
     def _offer(self, name: str, module: nn.Module, value: Tensor) -> bool:
         """Is ``module``, about to run on ``value``, the projection that the last attention call waits for?

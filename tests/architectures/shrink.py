@@ -139,7 +139,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "n_output_layers": 2,
     },
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
-    "dots3_note": {"text_config": _DOTS3, "vision_config": {"adapter_in_dim": _WIDTH}},
+    "dots3_note": {"text_config": _DOTS3, "vision_config": {"adapter_in_dim": _WIDTH, "adapter_input_size": _WIDTH}},
     "dots3_note_text": _DOTS3,
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma4": {"text_config": _GEMMA4},

@@ -1,6 +1,6 @@
 """Every causal-LM family of the installed transformers, tiny, against the textbook path.
 
-``python -m tests.architectures.sweep`` runs all of them and remakes ``docs/architectures.md``;
+``python -m tests.architectures.sweep`` runs all of them and remakes the table in ``docs/architectures.md``;
 ``python -m tests.architectures.sweep llama bloom`` runs some and prints what came of them.
 """
 
@@ -9,8 +9,10 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -205,5 +207,58 @@ def sweep(model_types: Iterable[str] | None = None) -> list[Finding]:
     return findings
 
 
+# -- the table in the documentation -----------------------------------------------------------------------------------
+
+TABLE = Path(__file__).parents[2] / "docs" / "architectures.md"
+BEGIN, END = "<!-- sweep: begin -->", "<!-- sweep: end -->"
+#: Entries that have no softmax attention, and entries that are no causal models of token ids by themselves.
+_RECURRENT = ("falcon_mamba", "mamba", "mamba2", "rwkv", "xlstm")
+_NOT_TOKENS = ("gemma4_assistant", "gemma4_unified_assistant", "musicgen", "musicgen_melody", "xlnet")
+
+
+def section(findings: list[Finding], seconds: float) -> str:
+    """The generated part of the documentation."""
+    import transformers
+
+    outcomes = Counter(finding.outcome for finding in findings)
+    heads = [finding for finding in findings if finding.model_type not in _RECURRENT + _NOT_TOKENS]
+    checked = sum(finding.outcome == CHECKED for finding in heads)
+    lines = [
+        BEGIN,
+        f"transformers {transformers.__version__}, torch {torch.__version__}: {len(findings)} entries of the causal-LM "
+        f"mapping, {outcomes[CHECKED]} checked, {outcomes[REFUSED]} refused, {outcomes[NOT_BUILT]} not built here, "
+        f"{outcomes[DIFFERS]} differ; {seconds:.0f} s on one thread. {len(_RECURRENT)} have no softmax attention "
+        f"({', '.join(_RECURRENT)}), {len(_NOT_TOKENS)} are no causal models of token ids "
+        f"({', '.join(_NOT_TOKENS)}); of the other {len(heads)}, {checked} are checked "
+        f"({100 * checked / len(heads):.1f}%).",
+        "",
+        "| model type | class | outcome | attention read at | heads x size by layer | or why not |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for finding in findings:
+        cells = (finding.model_type, finding.architecture, finding.outcome, finding.path, finding.layers, finding.note)
+        lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
+    return "\n".join([*lines, END])
+
+
+def table() -> dict[str, str]:
+    """Model type -> outcome, as the documentation has it."""
+    inside = TABLE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
+    rows = [line.strip("| ").split(" | ") for line in inside.splitlines() if line.startswith("| ")]
+    return {row[0]: row[2] for row in rows[2:]}
+
+
+def main(model_types: list[str]) -> None:
+    """Run the sweep; without arguments remake the table."""
+    began = time.perf_counter()
+    findings = sweep(model_types or None)
+    print(Counter(finding.outcome for finding in findings))
+    if not model_types:
+        text = TABLE.read_text(encoding="utf-8")
+        before, after = text.split(BEGIN)[0], text.split(END)[1]
+        TABLE.write_text(before + section(findings, time.perf_counter() - began) + after, encoding="utf-8")
+        print(f"wrote {TABLE}")
+
+
 if __name__ == "__main__":
-    sweep(sys.argv[1:] or None)
+    main(sys.argv[1:])

@@ -23,7 +23,7 @@ PROJECTION = re.compile(
     r"(?:o_proj|c_proj|dense|out_proj|out_lin|wo|o|dense_out|Wo|linear)"
 )
 _LISTED = re.compile(r"(?:.*\.)?attentions\.(?P<layer>\d+)\.out_lin|(?:.*\.)?(?P<layer_>\d+)\.temporal_block\.o_proj")
-_NO_SOFTMAX_ATTENTION = re.compile(r"cross|encoder_attn|linear_attn|mamba|mlp|ffn|[qkv]_proj|mixer\.experts")
+_NO_SOFTMAX_ATTENTION = re.compile(r"cross|encoder_attn|linear_attn|mamba|mlp|ffn|[qkv]_proj|mixer\.experts|bias\.")
 
 
 @dataclass(frozen=True)
