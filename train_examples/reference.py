@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -149,11 +150,19 @@ _PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows the defaults, and leaves the commands of the description as they are written."""
+
+
 def parser(description: str) -> HfArgumentParser:
     """Parser of both groups of options; the Trainer's own are those of `transformers.TrainingArguments`."""
     from transformers import HfArgumentParser, TrainingArguments
 
-    made = HfArgumentParser((ReferenceArguments, TrainingArguments), description=description)  # type: ignore[arg-type]
+    made = HfArgumentParser(
+        (ReferenceArguments, TrainingArguments),  # type: ignore[arg-type]
+        description=description,
+        formatter_class=_Formatter,
+    )
     made.set_defaults(output_dir="tinystories", include_num_input_tokens_seen=True, report_to="none")
     return made
 
@@ -279,7 +288,8 @@ def build_model(options: ReferenceArguments, vocabulary: int, seed: int) -> PreT
             )
         )
         if options.attention_gains:
-            spread_attention_gains(model, *options.attention_gains, low_heads=options.heads // 3)
+            smallest, largest = options.attention_gains
+            spread_attention_gains(model, smallest, largest, low_heads=options.heads // 3)
         if options.previous_token_bias:
             plant_previous_token_head(model, options.previous_token_bias)
         return model
