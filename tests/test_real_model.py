@@ -61,7 +61,7 @@ def test_heads_have_the_known_values(observation):
     for name, (attention, selectivity, pr) in VALUES.items():
         row = heads.index(Head.parse(name))
         assert heads.attention["induction"][row] == pytest.approx(attention, abs=1e-3)
-        assert heads.selectivity["induction"][row] == pytest.approx(selectivity, rel=1e-3)
+        assert heads.selectivity["induction"][row] == pytest.approx(selectivity, abs=0.06)  # given to 0.1
         assert heads.pr[row] == pytest.approx(pr, rel=1e-3)
 
 

@@ -24,7 +24,7 @@ class SpectralMonitorCallback(TrainerCallback):  # type: ignore[misc]
     Args:
         monitor: a ready monitor; else one is made from ``options`` (see ``SpectralMonitor``).
         run_dir: default ``<output_dir>/spectral_monitor``.
-        trackers: publish into the W&B run that is active, if any, under a time limit.
+        trackers: publish into the W&B and trackio runs that are active, if any, under a time limit.
         options: further arguments of ``SpectralMonitor``.
 
     Looks happen in ``on_step_end``, after the optimizer update and before the Trainer logs and saves; step 0 in
@@ -96,7 +96,9 @@ class SpectralMonitorCallback(TrainerCallback):  # type: ignore[misc]
         if monitor.tokenizer is None and hasattr(processing_class, "all_special_ids"):
             monitor.tokenizer = processing_class
         if self._trackers:
-            monitor.publishers += _trackers_of(monitor)
+            from spectral_monitor.publish.trackers import joining
+
+            monitor.publishers += joining(monitor.publishers)
             self._trackers = False
         monitor.extra_info = {
             "attached_to": "transformers.Trainer",
@@ -257,18 +259,3 @@ def _output_dir(args: TrainingArguments) -> Path:
 def _counts_tokens(args: TrainingArguments) -> bool:
     kept = getattr(args, "include_num_input_tokens_seen", "no")
     return kept is True or kept in ("all", "non_padding")
-
-
-def _trackers_of(monitor: SpectralMonitor) -> list[Any]:
-    """A guarded W&B publisher, unless the user brought one; it finds out by itself whether a run is active."""
-    from importlib.util import find_spec
-
-    if find_spec("wandb") is None:
-        return []
-    from spectral_monitor.publish.guarded import guarded
-    from spectral_monitor.publish.wandb import WandbPublisher
-
-    inner = [getattr(publisher, "publisher", publisher) for publisher in monitor.publishers]
-    if any(isinstance(publisher, WandbPublisher) for publisher in inner):
-        return []
-    return list(guarded([WandbPublisher()]))
