@@ -72,9 +72,10 @@ def test_training_is_bit_identical_and_observations_are_those_of_one_process(
     observations = {observation.step: observation for observation in record.observations()}
     assert all(len(observation.heads) == 8 and observation.finite for observation in observations.values())
     verdicts = record.verdicts()
-    assert len(verdicts) == 2 * len(LOG_STEPS) and all(verdict.draws for verdict in verdicts)
+    assert len(verdicts) >= len(LOG_STEPS) and all(verdict.draws for verdict in verdicts)
     if tolerance is None:
         return
+    compared = 0
     for step, weights in watched[0]["looked"].items():
         model = tiny.llama(**({"num_key_value_heads": 4} if engine == "tp" else {}))
         model.load_state_dict(weights)
@@ -83,10 +84,13 @@ def test_training_is_bit_identical_and_observations_are_those_of_one_process(
         ).observe(model, step, step * 128.0)
         assert_same(observations[step], one.observations[0], tolerance)
         for verdict in one.verdicts:
-            found = next(v for v in verdicts if v.step == step and v.mode == verdict.mode)
+            found = next((v for v in verdicts if v.step == step and v.mode == verdict.mode), None)
+            if found is None:  # the same candidates as at the look before: not checked again
+                continue
+            compared += 1
             assert (found.heads, found.verdict, found.draws) == (verdict.heads, verdict.verdict, verdict.draws)
             assert found.effect == pytest.approx(verdict.effect, rel=max(tolerance, 1e-9), abs=1e-6)
-    assert len(watched[0]["looked"]) == 3
+    assert len(watched[0]["looked"]) == 3 and compared >= 4
 
 
 # -- the Trainer ------------------------------------------------------------------------------------------------------

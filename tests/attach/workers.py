@@ -22,6 +22,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from spectral_monitor import Head, LogSchedule, Observation, SpectralMonitor, SpectralMonitorCallback
+from spectral_monitor.guest import unwrap
 from tests.attach import tiny
 
 #: Seconds after which a test's ranks are ended and the test fails: a hang must not hold up the suite.
@@ -109,7 +110,7 @@ def trouble_on_rank_1(kind: str, model: nn.Module) -> None:
 def full(model: nn.Module) -> dict[str, Tensor]:
     """All weights, gathered from wherever they are."""
     gathered = {}
-    for name, value in model.state_dict().items():
+    for name, value in unwrap(model).state_dict().items():
         value = value.detach()
         if isinstance(value, DTensor):
             value = value.full_tensor()
@@ -181,7 +182,7 @@ def loop(
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
-        if monitor is not None and monitor.step(model, step, step * 128.0) is not None and step in (0, 8, steps):
+        if monitor is not None and monitor.step(model, step, step * 128.0) is not None and step in (0, 5, steps):
             looked[step] = full(model)
     flags = [module.training for module in model.modules()]
     gathered = [
