@@ -40,24 +40,6 @@ _TITLES = {
 }
 
 
-#: What became of such alarms in the runs of docs/early_warning.md ("Measured") that no default was chosen on. Small
-#: models: a first expectation, to be replaced by ``spectral-monitor warn`` over runs of one's own.
-_MEASURED = {
-    ("pr_rise", "induction"): "22 of 24",
-    ("content_rise", "induction"): "18 of 25",
-    ("attention_rise", "induction"): "22 of 32",
-    ("attention_rise", "previous_token"): "17 of 29",
-}
-
-
-def trust_note(event: Event) -> str:
-    """One sentence on how far to believe an early alarm; empty for events that are facts and not warnings."""
-    share = _MEASURED.get((event.kind, event.capability))
-    if share is not None:
-        return f"Measured on small models: {share} such alarms led to a circuit head (docs/early_warning.md)."
-    return "Not measured for this capability." if event.kind in ("pr_rise", "content_rise", "attention_rise") else ""
-
-
 @dataclass(frozen=True)
 class Actions:
     """What to do at which events; kinds are those of ``Event.kind``.
@@ -168,8 +150,6 @@ class Responder:
         text = event.text or _TITLES[event.kind]
         if event.heads and not any(head in text for head in event.heads):
             text += f"\nHeads: {_heads(event.heads)}"
-        if note := trust_note(event):
-            text += f"\n{note}"
         if sent + 1 == self.actions.alert_limit:
             text += "\nThis was the last alert of its kind; further ones are in the record only."
         level = "warn" if event.kind == "circuit_lost" else "info"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from spectral_monitor.errors import ThresholdError
 from spectral_monitor.observation import Event
-from spectral_monitor.response import KINDS, TITLE_LIMIT, Actions, Responder, trust_note
+from spectral_monitor.response import KINDS, TITLE_LIMIT, Actions, Responder
 
 
 def event(kind: str = "content_rise", step: int = 400, heads: tuple[str, ...] = ("L1H2",), **fields: object) -> Event:
@@ -21,35 +20,9 @@ def test_by_default_an_alarm_only_tells() -> None:
     response = Responder().respond([event(text="content share rises: L1H2 0.2")])
     (alert,) = response.alerts
     assert alert.title == "induction: heads carry the answer (step 400)"
-    assert alert.text.splitlines()[0] == "content share rises: L1H2 0.2"
+    assert alert.text == "content share rises: L1H2 0.2"
     assert alert.level == "info"
     assert (response.save, response.densify, response.stop) == (None, None, None)
-
-
-def test_early_alarms_carry_their_measured_trust_and_facts_do_not() -> None:
-    assert "22 of 24 such alarms" in trust_note(event("pr_rise"))
-    assert "22 of 32" in trust_note(event("attention_rise"))
-    assert "17 of 29" in trust_note(event("attention_rise", capability="previous_token"))
-    assert trust_note(event("attention_rise", capability="copying")) == "Not measured for this capability."
-    assert trust_note(event("circuit_formed")) == trust_note(event("sink_transition")) == ""
-    (alert,) = Responder().respond([event("pr_rise", text="PR has risen: L1H2")]).alerts
-    assert alert.text == f"PR has risen: L1H2\n{trust_note(event('pr_rise'))}"
-
-
-def test_the_notes_are_the_documents_numbers() -> None:
-    """The page's table and the alerts must not part ways."""
-    page = (Path(__file__).resolve().parents[1] / "docs" / "early_warning.md").read_text()
-    measured = page.split("### Measured")[1].split("A second, different recipe")[0]
-    rows = {
-        ("pr_rise", "induction"): "`pr_rise`",
-        ("content_rise", "induction"): "`content_rise`",
-        ("attention_rise", "induction"): "`attention_rise`",
-        ("attention_rise", "previous_token"): "`previous_token_rise`",
-    }
-    for (kind, capability), name in rows.items():
-        (line,) = [line for line in measured.splitlines() if line.startswith(f"| {name} |")]
-        right, alarms = line.split("|")[2].split("=")[0].strip().split("/")
-        assert f"{right} of {alarms} such" in trust_note(event(kind, capability=capability))
 
 
 def test_nothing_happens_without_events() -> None:

@@ -26,6 +26,7 @@ from spectral_monitor.warning import (
     detect,
     detector,
     signal,
+    trust_note,
 )
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "published"
@@ -373,6 +374,33 @@ def test_a_previous_token_head_below_the_last_layer_is_a_precursor() -> None:
     assert event.value == pytest.approx(6.0)
     assert event.step == steps(20)[11]
     assert elsewhere == []  # induction alone is built on previous-token heads
+
+
+def test_early_alarms_carry_their_measured_trust_and_facts_do_not() -> None:
+    warning = EarlyWarning(T)
+    events = {event.kind: event for look in rising_run() for event in warning.update(look)}
+    assert events["pr_rise"].text.endswith(trust_note("pr_rise", "induction"))
+    assert events["attention_rise"].text.endswith(trust_note("attention_rise", "induction"))
+    assert "such alarms led to a circuit head" in trust_note("attention_rise", "previous_token")
+    assert trust_note("attention_rise", "copying") == "Not measured for this capability."
+    assert trust_note("circuit_formed", "induction") == trust_note("selectivity_crossing", "induction") == ""
+    assert "such alarms" not in events["selectivity_crossing"].text
+
+
+def test_the_notes_are_the_documents_numbers() -> None:
+    """The page's table and the alarms must not part ways."""
+    page = (Path(__file__).resolve().parents[1] / "docs" / "early_warning.md").read_text()
+    measured = page.split("### Measured")[1].split("A second, different recipe")[0]
+    rows = {
+        ("pr_rise", "induction"): "`pr_rise`",
+        ("content_rise", "induction"): "`content_rise`",
+        ("attention_rise", "induction"): "`attention_rise`",
+        ("attention_rise", "previous_token"): "`previous_token_rise`",
+    }
+    for (kind, capability), name in rows.items():
+        (line,) = [line for line in measured.splitlines() if line.startswith(f"| {name} |")]
+        right, alarms_ = line.split("|")[2].split("=")[0].strip().split("/")
+        assert f"{right} of {alarms_} such" in trust_note(kind, capability)
 
 
 def test_heads_that_rise_together_share_one_event() -> None:
