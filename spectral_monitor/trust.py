@@ -157,7 +157,8 @@ def read_run(run_dir: str | os.PathLike[str], probe: str | None = None, crossing
     Args:
         run_dir: a run record.
         probe: name of the probe; None where the record has one only.
-        crossing: when a head counts as a circuit member; None for the default thresholds.
+        crossing: when a head counts as a circuit member; None for the run's own thresholds (the defaults where its
+            record names none).
 
     Raises:
         RecordError: no such record or probe, several probes and none named, or too few observations.
@@ -177,7 +178,19 @@ def read_run(run_dir: str | os.PathLike[str], probe: str | None = None, crossing
         length, capability = int(described["length"]), str(described.get("capability", probe))
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(f"{run_dir}: run.json does not say how long the rows of probe {probe!r} are") from error
+    if crossing is None:
+        crossing = _crossing_of(record.run)
     return run_series(Path(run_dir).name, record.observations(probe), length, capability, crossing)
+
+
+def _crossing_of(run: Mapping[str, Any]) -> Crossing:
+    """The thresholds that the monitor of this run worked with."""
+    bars, usual = (run.get("config") or {}).get("thresholds") or {}, Crossing()
+    return Crossing(
+        selectivity=float(bars.get("member") or usual.selectivity),
+        min_attention=float(bars.get("min_attention") or usual.min_attention),
+        rearm=float(bars.get("hysteresis") or usual.rearm),
+    )
 
 
 # -- candidates: what is replayed -------------------------------------------------------------------------------------

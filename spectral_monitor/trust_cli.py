@@ -13,7 +13,7 @@ from spectral_monitor.errors import SpectralMonitorError, ThresholdError
 
 if TYPE_CHECKING:
     from spectral_monitor.trust import Candidate, RunSeries, Trust
-    from spectral_monitor.warning import WarningParameters
+    from spectral_monitor.warning import Crossing, WarningParameters
 
 
 def register(app: typer.Typer) -> None:
@@ -34,8 +34,8 @@ def warn(
             "--set",
             metavar="ALARM.PARAMETER=VALUE",
             help="Change a parameter of an alarm, for example pr.ratio=2 or attention.bar=3 (repeatable). ALARM=off "
-            "leaves it out. Alarms: pr, content, attention, precursor. crossing.selectivity=20 changes who counts as a "
-            "member; pr_until_formed=off keeps PR alarms after the circuit's first member.",
+            "leaves it out. Alarms: pr, pr_gate, content, attention, precursor. crossing.selectivity=20 changes who "
+            "counts as a member (the runs' own thresholds otherwise); pr_until_formed=off keeps PR alarms after the circuit's first member.",
         ),
     ] = None,
     horizon: Annotated[
@@ -71,8 +71,8 @@ def warn(
     One row an alarm: how many were right (the head joined a circuit within the horizon), the precision with its 95%
     interval and that of as many alarms at random looks of random heads, how many heads of the final circuit were
     warned of and how many of those before their crossing, the median lead (tokens at the crossing / tokens at the
-    alarm, with a 95% interval over runs), and false alarms per 100 heads. The last row is the baseline that every
-    alarm has to beat: attention on the target itself at a low bar.
+    alarm, with a 95% interval over runs), and false alarms per 100 heads. The last rows are what every alarm has to
+    beat: attention on the target itself at a low bar, and for PR its gate alone (every head when it opens).
     """
     try:
         _warn(run_dirs, probe, settings or [], horizon, curve, choose_on, draws, markdown, json_file)
@@ -96,7 +96,8 @@ def _warn(
     from spectral_monitor.warning import Crossing
 
     parameters = parse_settings(settings)
-    crossing = parameters.crossing if parameters.crossing is not None else Crossing()
+    asked = any(setting.strip().startswith("crossing") for setting in settings)
+    crossing = (parameters.crossing or Crossing()) if asked else None
     runs = [trust.read_run(path, probe, crossing) for path in run_dirs]
     chosen = trust.candidates(parameters)
     if choose_on is not None:
@@ -114,7 +115,7 @@ def _warn(
         typer.echo(trust.markdown(table))
     else:
         _print("Early warning: what its alarms were worth", trust.COLUMNS, trust.cells(table))
-    typer.echo(_summary(runs, table.rows[0].resolution if table.rows else math.nan, horizon, crossing.selectivity))
+    typer.echo(_summary(runs, table.rows[0].resolution if table.rows else math.nan, horizon, crossing))
     result: dict[str, Any] = {
         "runs": [run.name for run in runs],
         "sensitivities": {one.name: {_parameter(one): one.sensitivity} for one in chosen},
@@ -183,11 +184,12 @@ def _parameter(candidate: Candidate) -> str:
     return "ratio" if isinstance(candidate.rule, RiseRule) else "bar"
 
 
-def _summary(runs: list[RunSeries], resolution: float, horizon: float, selectivity: float) -> str:
+def _summary(runs: list[RunSeries], resolution: float, horizon: float, crossing: Crossing | None) -> str:
     heads = sum(len(run.heads) for run in runs)
+    bar = "at the runs' own thresholds" if crossing is None else f">= {crossing.selectivity:g}x"
     members = sum(int(run.final().sum()) for run in runs)
     text = (
-        f"{len(runs)} run(s), {heads} heads, {members} of them in a final circuit (>= {selectivity:g}x); "
+        f"{len(runs)} run(s), {heads} heads, {members} of them in a final circuit ({bar}); "
         f"horizon {horizon:g} x the tokens at the alarm."
     )
     if not members:

@@ -35,7 +35,7 @@ from spectral_monitor.trust import (
     wilson,
 )
 from spectral_monitor.trust_cli import parse_settings, register
-from spectral_monitor.warning import LevelRule, RiseRule, WarningParameters
+from spectral_monitor.warning import Crossing, LevelRule, RiseRule, WarningParameters
 
 T = 64
 LOOKS = 40
@@ -415,6 +415,18 @@ def test_a_record_is_read_as_series(tmp_path: Path) -> None:
     assert np.isnan(run.signals["pr_over_null"]).all()
     (row,) = [one for one in trust_table([run], candidates(), draws=5).rows if one.name == "attention_rise"]
     assert (row.right, row.alarms, row.lead_looks) == (1, 1, 3.0)
+
+
+def test_a_records_own_thresholds_say_who_is_a_member(tmp_path: Path) -> None:
+    """At 0.5 of the mass a head has 32x here: no member at the default 50x, one in a run that works with 20x."""
+    looks = [look(i, mass) for i, mass in enumerate([1 / T] * 14 + [0.5] * 6)]
+    path = write_run(tmp_path / "run", looks)
+    assert read_run(path).final().sum() == 0
+    with RunRecord.create(path, {"probes": {"induction": {"fingerprint": "0" * 64}}}) as record:
+        record.update_run({"config": {"thresholds": {"member": 20.0, "min_attention": 0.02, "hysteresis": 0.8}}})
+        record.close()
+    assert read_run(path).final().tolist() == [False, True]
+    assert read_run(path, crossing=Crossing(selectivity=40.0)).final().sum() == 0
 
 
 def test_marked_and_non_finite_looks_neither_alarm_nor_count_as_members() -> None:
