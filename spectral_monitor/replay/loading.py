@@ -319,7 +319,7 @@ def _load(
             loaded = auto.from_pretrained(str(folder), gguf_file=plan.files[0], **arguments)
         elif wrapper:
             notes.append(f"wrapper prefix {' '.join(wrapper)} taken off {len(keys):,} parameter names")
-            loaded = _class_of(config, options).from_pretrained(
+            loaded = _class_of(config).from_pretrained(
                 None,
                 config=config,
                 state_dict=_unwrapped(folder, plan),
@@ -504,7 +504,7 @@ def _config_reason(folder: Path, error: Exception, options: LoadOptions) -> str:
     return f"its configuration cannot be read ({_reason(error)})"
 
 
-def _class_of(config: Any, options: LoadOptions) -> Any:
+def _class_of(config: Any) -> Any:
     """The causal-LM class of a configuration that the library itself knows."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 

@@ -7,6 +7,7 @@ live run.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from torch import nn
 
 from spectral_monitor.capture import Subject, check_fit, longest_input, vocabulary_of
@@ -26,7 +28,7 @@ from spectral_monitor.heads import Head
 from spectral_monitor.monitor import Look, SpectralMonitor, _Track, special_ids
 from spectral_monitor.observation import Event, Observation, Verdict
 from spectral_monitor.probe import ProbeBatch, induction_probe
-from spectral_monitor.record import RunRecord, to_table, write_json
+from spectral_monitor.record import RunRecord, read_observation, to_table, write_json
 from spectral_monitor.replay.loading import LoadedModel
 from spectral_monitor.replay.plan import Plan, Planned, SeriesPlan
 from spectral_monitor.replay.runner import NeedsModel
@@ -219,8 +221,6 @@ class MonitorRecorder:
     # -- readings on disk ---------------------------------------------------------------------------------------
 
     def stage(self, reading: tuple[Observation, ...], folder: Path) -> None:
-        import pyarrow.parquet as pq
-
         folder.mkdir(parents=True, exist_ok=True)
         for observation in reading:
             temporary = folder / f".{observation.probe}.tmp"
@@ -228,8 +228,6 @@ class MonitorRecorder:
             temporary.replace(folder / f"{observation.probe}.parquet")
 
     def staged(self, folder: Path) -> tuple[Observation, ...] | None:
-        from spectral_monitor.record import read_observation
-
         files = sorted(folder.glob("*.parquet"))
         return tuple(read_observation(file) for file in files) or None
 
@@ -303,8 +301,6 @@ class MonitorRecorder:
             keeper.close()
 
     def _writing(self) -> Any:
-        import contextlib
-
         if self._keeper is not None and self._keeper.record is not None:
             return contextlib.nullcontext(self._keeper.record)
         return RunRecord.create(self.folder, {})

@@ -8,7 +8,9 @@ the work and however often they are killed.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import json
 import logging
 import queue
 import threading
@@ -353,13 +355,7 @@ class Replay:
         try:
             if isinstance(brought, Exception):
                 raise brought
-            loaded = load_folder(
-                brought,
-                self.settings.load,
-                gguf_file=planned.weights.files[0] if planned.weights and planned.weights.format == "gguf" else None,
-                where=planned.checkpoint.name,
-                commit=planned.checkpoint.commit,
-            )
+            loaded = self._load(planned, brought)
             self._measure(planned, loaded, began)
         except RepositoryError as error:
             self._fatal = error
@@ -378,6 +374,12 @@ class Replay:
             _free_memory()
             self.downloads.release(planned)
             self.claims.release(planned.key)
+
+    def _load(self, planned: Planned, folder: Path) -> LoadedModel:
+        weights, checkpoint = planned.weights, planned.checkpoint
+        gguf_file = weights.files[0] if weights is not None and weights.format == "gguf" else None
+        where, commit = checkpoint.name, checkpoint.commit
+        return load_folder(folder, self.settings.load, gguf_file=gguf_file, where=where, commit=commit)
 
     def _measure(self, planned: Planned, loaded: LoadedModel, began: float) -> None:
         checkpoint = planned.checkpoint
@@ -453,14 +455,7 @@ class Replay:
             pass
         loaded: LoadedModel | None = None
         try:
-            folder = self.downloads.bring(planned, self._progress.bytes)
-            loaded = load_folder(
-                folder,
-                self.settings.load,
-                gguf_file=planned.weights.files[0] if planned.weights and planned.weights.format == "gguf" else None,
-                where=planned.checkpoint.name,
-                commit=planned.checkpoint.commit,
-            )
+            loaded = self._load(planned, self.downloads.bring(planned, self._progress.bytes))
             self._record(planned, loaded)
         except LoadError as error:
             self._fail(planned, f"measured, but not loaded again for its causal check: {error}", None, FAILED)
@@ -630,14 +625,10 @@ def report(result: Result, plan: Plan) -> dict[str, Any]:
 
 
 def _plain(row: Row) -> dict[str, Any]:
-    import dataclasses
-
     return dataclasses.asdict(row)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    import json
-
     return dict(json.loads(path.read_text()))
 
 
