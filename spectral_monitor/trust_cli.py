@@ -35,7 +35,8 @@ def warn(
             metavar="ALARM.PARAMETER=VALUE",
             help="Change a parameter of an alarm, for example pr.ratio=2 or attention.bar=3 (repeatable). ALARM=off "
             "leaves it out. Alarms: pr, pr_gate, content, attention, precursor. crossing.selectivity=20 changes who "
-            "counts as a member (the runs' own thresholds otherwise); pr_until_formed=off keeps PR alarms after the circuit's first member.",
+            "counts as a member (the runs' own thresholds otherwise); pr_until_formed=off keeps PR alarms "
+            "after the circuit's first member.",
         ),
     ] = None,
     horizon: Annotated[
