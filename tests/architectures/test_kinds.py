@@ -45,7 +45,7 @@ def test_observation_check_and_record(model_type: str, tmp_path: Path) -> None:
         tmp_path / "run",
         probes=[PROBE],
         thresholds=LOW,
-        check=CheckOptions(max_draws=20),
+        check=CheckOptions(first_look=10, max_draws=20),
         check_rows=12,
         max_overhead=None,
         on_error="raise",
@@ -100,7 +100,11 @@ def test_the_callback_rides_along_and_changes_nothing(model_type: str, tmp_path:
     plain, watched = build(tiny_config(model_type)), build(tiny_config(model_type))
     trained(plain, tmp_path / "plain", [])
     callback = SpectralMonitorCallback(
-        run_dir=tmp_path / "run", probes=[PROBE], schedule=LogSchedule(extra_steps=frozenset({1, 2, 3})), check=None, max_overhead=None
+        run_dir=tmp_path / "run",
+        probes=[PROBE],
+        schedule=LogSchedule(extra_steps=frozenset({1, 2, 3})),
+        check=None,
+        max_overhead=None,
     )
     trained(watched, tmp_path / "watched", [callback])
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
