@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 from spectral_monitor import LogSchedule, RunRecord, SpectralMonitorCallback
@@ -205,10 +206,12 @@ def accelerate_run(
         step = int(resume.rpartition("-")[2])
     elif monitor is not None:
         monitor.step(model, 0, 0.0)
-    torch.manual_seed(100 + step)
+    start = step * accumulation
     for number, batch in enumerate(loader):
-        if number < step * accumulation:
+        if number < start:
             continue
+        if number == start:  # a new iterator draws from the random stream: dropout begins anew from here
+            torch.manual_seed(100 + step)
         with accelerator.accumulate(model), accelerator.autocast():
             loss = model(input_ids=batch, labels=batch).loss
             accelerator.backward(loss)
@@ -228,6 +231,15 @@ def accelerate_run(
     return tiny.weights(accelerator.unwrap_model(model)), tiny.random_states()
 
 
+@pytest.fixture
+def fresh_accelerate() -> Any:
+    """Accelerate keeps one state a process; the Trainers of the other tests made theirs."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize("way", ["watch", "registered"])
 def test_a_bare_accelerate_loop_is_bit_identical_and_resumes(way: str, tmp_path: Path) -> None:
     plain = accelerate_run(tmp_path / "plain", way=None)
@@ -244,6 +256,7 @@ def test_a_bare_accelerate_loop_is_bit_identical_and_resumes(way: str, tmp_path:
     assert (attempts[10], attempts[11], attempts[13], attempts[16]) == (1, 2, 2, 1)
 
 
+@pytest.mark.usefixtures("fresh_accelerate")
 def test_watch_can_be_added_and_left_out_at_any_accelerate_checkpoint(tmp_path: Path) -> None:
     plain = accelerate_run(tmp_path / "plain", way=None)
     accelerate_run(tmp_path / "run", way=None, last=5)
