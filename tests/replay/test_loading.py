@@ -231,9 +231,9 @@ def test_gguf_file_is_loaded_with_its_own_weights(tmp_path: Path) -> None:
         assert 1 in loaded.tokenizer_special_ids
 
 
-def write_gguf(gguf, file: Path) -> dict[str, np.ndarray]:  # type: ignore[no-untyped-def]
+def write_gguf(gguf, file: Path, seed: int = 0) -> dict[str, np.ndarray]:  # type: ignore[no-untyped-def]
     """A Llama of two layers, width 32, 64 tokens, as llama.cpp's converter would write it."""
-    draw = np.random.default_rng(0)
+    draw = np.random.default_rng(seed)
     shapes = {"token_embd.weight": (64, 32), "output.weight": (64, 32), "output_norm.weight": (32,)}
     for layer in range(2):
         shapes |= {f"blk.{layer}.attn_{part}.weight": (32, 32) for part in ("q", "k", "v", "output")}

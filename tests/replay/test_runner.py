@@ -23,6 +23,7 @@ from spectral_monitor.replay.selection import Selection
 
 from .hub_server import Fault, HubServer
 from .models import save, tiny_model
+from .test_loading import write_gguf
 
 REPO = "lab/series"
 STEPS = (0, 1, 2, 4, 8, 64)
@@ -539,3 +540,16 @@ def test_no_model_outlives_its_measurement(checkpoints: Path, tmp_path: Path) ->
     Replay(plan, Settings(tmp_path / "out", tmp_path / "work"), Watching, quick_hub()).run()
     assert alive == [0] * len(STEPS)
     assert [model() for model in models] == [None] * len(STEPS)
+
+
+def test_gguf_files_are_replayed(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for step in (40, 5):
+        write_gguf(gguf, folder / f"step{step}.gguf", seed=step)
+    run = Run(tmp_path, str(folder))
+    assert run.go().status == COMPLETE, [row.reason for row in run.result.rows]
+    first, second = run.lines()
+    assert (first["step"], second["step"]) == (5, 40)
+    assert first["value"] != second["value"]
