@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from spectral_monitor.integral import pr_integral
 from spectral_monitor.observation import FloatArray
 
 Definition = Literal["entropy", "moment"]
+
+__all__ = ["Definition", "effective_rank", "effective_rank_of", "gram", "pr_integral"]
 
 
 def gram(outputs: Tensor) -> Tensor:
@@ -51,23 +53,3 @@ def effective_rank(grams: Tensor, definition: Definition = "entropy") -> FloatAr
 def effective_rank_of(outputs: Tensor, definition: Definition = "entropy") -> FloatArray:
     """``effective_rank`` of outputs [N, H, D]: [H]."""
     return effective_rank(gram(outputs), definition)
-
-
-def pr_integral(tokens: FloatArray, pr: FloatArray) -> FloatArray:
-    """``I = sum_t max(PR_t - 1, 0) * (log tokens_t - log tokens_{t-1})`` (recipe section 2).
-
-    Args:
-        tokens: [S] in increasing order. Observations at 0 tokens carry no weight: they have no logarithm.
-        pr: [S] or [S, K]; a NaN (dead head, non-finite observation) adds nothing for its interval.
-
-    Returns:
-        [] or [K].
-    """
-    tokens = np.asarray(tokens, dtype=np.float64)
-    pr = np.asarray(pr, dtype=np.float64)
-    after = tokens > 0
-    tokens, pr = tokens[after], pr[after]
-    width = np.diff(np.log(tokens)) if len(tokens) > 1 else np.zeros(0)
-    excess = np.nan_to_num(np.maximum(pr[1:] - 1, 0), nan=0.0)
-    integral: FloatArray = np.tensordot(width, excess, axes=(0, 0))
-    return integral

@@ -8,25 +8,11 @@ import numpy as np
 
 from spectral_monitor.development.series import Series
 from spectral_monitor.heads import Head
+from spectral_monitor.integral import pr_integral
 from spectral_monitor.observation import UNCLASSIFIED, FloatArray, IntArray
 
 #: The papers' size of the PR top set: 18% of all heads.
 TOP_SHARE = 0.18
-
-
-def pr_integral(x: FloatArray, pr: FloatArray) -> FloatArray:
-    """``I = sum_t max(PR_t - 1, 0) * (log x_t - log x_{t-1})`` for PR [S, K]: [K] (recipe section 2).
-
-    ``x`` [S] in increasing order. Observations at 0 carry no weight (no logarithm); a NaN adds nothing for its
-    interval. The same sum as ``spectrum.pr_integral``, without that room's torch.
-    """
-    after = x > 0
-    x, pr = x[after], pr[after]
-    if len(x) < 2:
-        return np.zeros(pr.shape[1])
-    width = np.diff(np.log(x))
-    result: FloatArray = width @ np.nan_to_num(np.maximum(pr[1:] - 1, 0), nan=0.0)
-    return result
 
 
 def pr_spread(pr: FloatArray) -> FloatArray:

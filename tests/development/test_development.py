@@ -13,7 +13,7 @@ from spectral_monitor.development.identity import overlap
 from spectral_monitor.development.lead import rises
 from spectral_monitor.development.milestones import onset
 from spectral_monitor.development.phases import Phase, phase_changes
-from spectral_monitor.development.trajectories import pr_integral, precision_at_k, rank
+from spectral_monitor.development.trajectories import precision_at_k, rank
 from spectral_monitor.errors import RecordError
 from spectral_monitor.heads import Head
 from spectral_monitor.observation import Observation
@@ -97,15 +97,6 @@ def test_recall_is_first_reached_and_kept_apart_from_kept() -> None:
     assert levels["33"].onset.by_step == 1 and levels["33"].holds_from.by_step == 8
     assert levels["67"].onset.by_step == 2 and levels["67"].fraction == 2 / 8
     assert levels["100"].onset.by_step == 8
-
-
-def test_pr_integral_equals_the_spectrum_room() -> None:
-    spectrum = pytest.importorskip("spectral_monitor.spectrum")
-    generator = np.random.default_rng(0)
-    tokens = np.concatenate([[0], np.geomspace(1, 1e6, 12)])
-    pr = generator.uniform(1, 9, size=(13, 5))
-    pr[4, 2] = np.nan
-    np.testing.assert_allclose(pr_integral(tokens, pr), spectrum.pr_integral(tokens, pr), rtol=1e-12)
 
 
 def test_precision_at_k_and_ranking() -> None:
