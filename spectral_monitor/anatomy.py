@@ -103,7 +103,7 @@ def interface_calls(on_attention: OnAttention) -> Iterator[None]:
 
     original_lookup = AttentionInterface.__dict__.get("get_interface")
     if original_lookup is None:
-        raise CaptureError("this transformers version has no AttentionInterface.get_interface: use transformers >= 5.0")
+        raise CaptureError("this transformers version has no AttentionInterface.get_interface: use transformers >= 5.1")
 
     def lookup(self: Any, *args: Any, **kwargs: Any) -> AttentionFunction:
         original = original_lookup(self, *args, **kwargs)
