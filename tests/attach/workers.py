@@ -92,13 +92,13 @@ class Disagreeing(SpectralMonitor):
 
 
 def trouble_on_rank_1(kind: str, model: nn.Module) -> None:
-    """From its 30th forward pass in eval mode on, rank 1's model fails; in both ablation modes of a check."""
-    calls, times = 0, 1 if kind == "memory" else 3
+    """Rank 1's model fails in its 30th forward pass in eval mode."""
+    calls = 0
 
     def hook(module: nn.Module, args: Any) -> None:
         nonlocal calls
         calls += not module.training
-        if dist.get_rank() == 1 and not module.training and 30 <= calls < 30 + times:
+        if dist.get_rank() == 1 and not module.training and calls == 30:
             raise torch.OutOfMemoryError("no memory") if kind == "memory" else RuntimeError("rank 1 is broken")
 
     model.register_forward_pre_hook(hook)
