@@ -127,7 +127,10 @@ def summarise(record: RunRecord, run_dir: Path, recipe: Recipe, console: Console
     circuit = found.final_circuits.get(found.series.capability, [])
     console.print()
     console.print(_head_table(found))
-    console.print(_verdict_table(verdicts))
+    if verdicts:
+        console.print(_verdict_table(verdicts))
+    else:
+        console.print("No causal check was made: no head became a candidate, no circuit is claimed.", soft_wrap=True)
     picture = run_dir / "trajectories.svg"
     title = f"{recipe.name}: {len(found.series.heads)} heads, circuit {' '.join(map(str, circuit)) or 'none'}"
     picture.write_text(trajectories_svg(found.series, circuit, record.events(), verdicts, title))
@@ -182,7 +185,7 @@ def _verdict_table(verdicts: list[Verdict]) -> Any:
     from spectral_monitor.publish.tables import show, tokens_text
 
     latest = latest_verdicts(verdicts)
-    table = Table(title="Causal check of the circuit", caption="" if latest else "None was made.", show_lines=False)
+    table = Table(title="Causal check of the circuit")
     table.add_column("")
     for verdict in latest:
         table.add_column(f"{verdict.capability}, {verdict.mode} ablation", overflow="fold")
@@ -201,9 +204,8 @@ def _verdict_table(verdicts: list[Verdict]) -> Any:
         "p": [show(verdict.p_value, ".3f") for verdict in latest],
         "reason": [verdict.reason for verdict in latest],
     }
-    if latest:
-        for name, values in rows.items():
-            table.add_row(name, *values)
+    for name, values in rows.items():
+        table.add_row(name, *values)
     return table
 
 

@@ -36,7 +36,7 @@ def test_a_run_leaves_a_record_and_a_picture_and_says_where(tmp_path: Path) -> N
     assert (out / "spectral_monitor" / "trajectories.svg").read_text().startswith("<svg")
     assert re.search(r"step +12 .*top-1", result.output)
     assert "loss" in result.output and "planted: nothing but the data" in result.output
-    assert "No head reached 20" in result.output and "None was made." in result.output
+    assert "No head reached 20" in result.output and "no circuit is claimed" in result.output
 
 
 def test_a_second_run_keeps_the_first_ones_record(tmp_path: Path) -> None:
