@@ -297,6 +297,7 @@ class Subject:
         self._forward = forward
         self._accepts = _parameters_of(self.model) if forward is None else frozenset()
         check_fit(self.model, probe)
+        check_whole(self.model)
         own = self._discover(probe)
         #: Which heads of each block this rank holds; ``anatomy`` has them all.
         self.own_heads = [_own_heads(block, reduce or Reduction()) for block in own.blocks]
@@ -1008,6 +1009,26 @@ def check_fit(model: nn.Module, probe: ProbeBatch) -> None:
     largest = int(max(probe.tokens.max(), *(tokens.max() for tokens in probe.companions.values()), probe.target.max()))
     if vocabulary is not None and largest >= vocabulary:
         raise ProbeError(f"the probe holds token id {largest}, {name} has ids 0..{vocabulary - 1}: build it with them")
+
+
+def check_whole(model: nn.Module) -> None:
+    """CaptureError for weights that are sharded in a way that was never tried: FSDP1 and DeepSpeed ZeRO-3.
+
+    FSDP2 (``fully_shard``), tensor parallelism and DDP are fine. A silent zero is worse than a refusal.
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        raise CaptureError("the model is sharded by FSDP1, which is not supported: use FSDP2 (fully_shard)")
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "ds_id"):
+            raise CaptureError(
+                "the model is sharded by DeepSpeed ZeRO-3, which is not supported: use ZeRO-2, FSDP2 or DDP"
+            )
+        if parameter.numel() == 0:
+            raise CaptureError(
+                f"parameter {name} holds no elements on this rank: the model is sharded in a way that cannot be read"
+            )
 
 
 def _parameters_of(model: nn.Module) -> frozenset[str]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spectral_monitor import anatomy, capture
+from spectral_monitor.attach.trainer import SpectralMonitorCallback
 from spectral_monitor.capture import Ablation, Subject
 from spectral_monitor.guest import guest, unwrap
 from spectral_monitor.heads import Head
@@ -368,3 +369,20 @@ def test_config_file_is_the_same_after_a_probe(tmp_path: Path) -> None:
         assert before == after and json.loads(after)
         assert model.config._attn_implementation == attention
         assert model.config.use_cache is True
+
+
+@pytest.mark.parametrize(("kind", "said"), [("zero", "ZeRO-3"), ("empty", "holds no elements"), ("fsdp1", "FSDP1")])
+def test_weights_that_are_sharded_away_are_refused_and_the_training_goes_on(
+    kind: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny.gpt2()
+    if kind == "zero":
+        model.lm_head.weight.ds_id = 0
+    elif kind == "empty":
+        model.extra = torch.nn.Parameter(torch.zeros(0))
+    else:
+        monkeypatch.setattr("torch.distributed.fsdp.FullyShardedDataParallel", type(model))
+    run = tiny.trainer(tmp_path / "out", model, [SpectralMonitorCallback(probes=tiny.probe())], max_steps=2)
+    with caplog.at_level("WARNING", logger="spectral_monitor"):
+        run.train()
+    assert said in caplog.text and run.state.global_step == 2
