@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -267,8 +267,6 @@ class Reading:
     rows: int
     blocks: list[BlockSums]
     examples: Examples
-    forwards: int = 0
-    notes: list[str] = field(default_factory=list)
 
 
 class Subject:
@@ -442,7 +440,6 @@ class Subject:
         null_positions = probe.null_positions(null_draws) if null_draws else None
         tap = _ReadTap(self, probe, columns, null_draws)
         examples = Examples.empty(probe.rows)
-        forwards = 0
         short = query_row_only(self._behind_attention, lambda: tap.query)
         with reduce.together(), self._instrumented(tap), short:
             for rows, counts in reduce.micro_batches(probe.rows, batch_size):
@@ -453,14 +450,13 @@ class Subject:
                 for companion in companions:
                     tap.companion(companion)
                     self._run(tap, probe, rows, companion)
-                forwards += 1 + len(companions)
                 if progress is not None:
                     progress(len(rows))
         tap.fill(companions)
         reduce.sum([tensor for block in tap.sums for tensor in block.tensors()])
         self._join_heads(tap.sums, reduce)
         reduce.sum_arrays([examples.logprob, examples.logit, examples.rank, examples.advantage])
-        return Reading(self.anatomy, columns, probe.rows, tap.sums, examples, forwards)
+        return Reading(self.anatomy, columns, probe.rows, tap.sums, examples)
 
     def _join_heads(self, sums: list[BlockSums], reduce: Reduction) -> None:
         for number, (own, total) in enumerate(self.own_heads):

@@ -85,8 +85,6 @@ def scan(
 
     if json is not None and not json.absolute().parent.is_dir():
         raise RecordError(f"--json {json}: its folder does not exist; make it first")
-    if dtype is None and device is None:
-        device = _best_device()
     options = _scan_options(
         rows=n,
         length=seq_len,

@@ -495,7 +495,12 @@ def dumps(value: Any, indent: int | None = 1) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as JSON under a temporary name, flush it to disk and rename."""
-    _write_atomically(path, lambda file: file.write(dumps(value).encode()))
+    write_text(path, dumps(value))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` as UTF-8 under a temporary name, flush it to disk and rename."""
+    _write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def _write_atomically(path: Path, write: Any) -> None:

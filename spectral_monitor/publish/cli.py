@@ -108,18 +108,16 @@ def show(
     """Write the workspace as JSON, without a network or an account."""
     from spectral_monitor.publish import dashboard as definition
     from spectral_monitor.publish.names import PublishError
+    from spectral_monitor.record import write_text
 
     heads = definition.flagged_heads(run_dir) if run_dir is not None else ()
     text = definition.as_json(entity, project, heads)
     if out is None:
         typer.echo(text, nl=False)
         return
-    temporary = out.with_name(f".{out.name}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(out)
+        write_text(out, text)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise PublishError(f"{out} cannot be written ({error.strerror or error}): choose another --out") from error
 
 

@@ -12,7 +12,6 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from html import escape
 from importlib.resources import files
@@ -28,7 +27,7 @@ from spectral_monitor.errors import RecordError
 from spectral_monitor.observation import FloatArray, Verdict
 from spectral_monitor.publish import story
 from spectral_monitor.publish.tables import Table, show, tables_of, tokens_text
-from spectral_monitor.record import RunRecord, dumps
+from spectral_monitor.record import RunRecord, dumps, write_text
 
 #: Heads that are followed from the start: the final circuit, or the best of the ranking where there is none.
 FOLLOWED = 8
@@ -53,14 +52,10 @@ def write_report(
     if target.is_dir():
         raise RecordError(f"{target} is a directory: give the report a file name, for example {target / 'report.html'}")
     html = build_report(record, probe, capability, phases, title)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(html, encoding="utf-8")
-        temporary.replace(target)
+        write_text(target, html)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise RecordError(
             f"report {target} cannot be written ({error.strerror or error}): choose another path"
         ) from error
