@@ -9,6 +9,7 @@ import logging
 import math
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -198,8 +199,9 @@ class SpectralMonitor:
         self._subject: Subject | None = None
         self._last_step: int | None = None
         self._last_tokens: float | None = None
-        self._announced: set[str] = set()
-        self._announced_until = -1
+        self._announced: list[tuple[int, str]] = []
+        self._to_repeat: Counter[str] = Counter()
+        self._repeated_until = -1
         self._densify: Densify | None = None
         self._state: dict[str, Any] | None = None
         self.seconds = 0.0
@@ -327,7 +329,8 @@ class SpectralMonitor:
             run = self._run_info(model, probes)
             self._open_record(run)
         # What was announced already is known where the record is; all ranks must know it.
-        self._announced, self._announced_until = self.reduce.broadcast((self._announced, self._announced_until))
+        self._announced = self.reduce.broadcast(self._announced)
+        self._expect_repetitions(after=-1)
         self._tracks = tracks
         if self._state is not None:
             with self.reduce.together():
@@ -369,7 +372,7 @@ class SpectralMonitor:
         if self._record is not None:
             self._record.close()
         self._record, self._subject, self._state, self._densify = None, None, None, None
-        self._tracks, self._announced, self._announced_until = {}, set(), -1
+        self._tracks, self._announced, self._to_repeat, self._repeated_until = {}, [], Counter(), -1
         self._last_step = self._last_tokens = None
         self.seconds = self._elapsed_before = 0.0
         self._look_seconds = math.nan
@@ -378,6 +381,7 @@ class SpectralMonitor:
 
     def rewind(self, step: int) -> None:
         """Set aside what the record holds of later steps: the run went back there without the monitor's own state."""
+        self._expect_repetitions(after=step - 1)
         if self._record is not None:
             self._record.rewind(step)
 
@@ -444,6 +448,7 @@ class SpectralMonitor:
         if candidates is not None:
             track.members = candidates
         fresh = [replace(event, time=observation.time) for event in new if not self._is_repeated(event)]
+        self._announced += [(event.step, _identity(event)) for event in fresh]
         return self._write(observation, previous, fresh, found), fresh, found
 
     def _look(
@@ -644,8 +649,7 @@ class SpectralMonitor:
         if self.run_dir is None or not self.reduce.is_main:
             return
         self._record = RunRecord.create(self.run_dir, run)
-        self._announced = {_identity(event) for event in self._record.events()}
-        self._announced_until = max((event.step for event in self._record.events()), default=-1)
+        self._announced = [(event.step, _identity(event)) for event in self._record.events()]
 
     def _write(
         self, observation: Observation, previous: Observation | None, events: list[Event], verdicts: list[Verdict]
@@ -709,12 +713,25 @@ class SpectralMonitor:
                 exc_info=None if ours else error,
             )
 
+    def _expect_repetitions(self, after: int) -> None:
+        """The run goes on from step ``after``: what was announced of later steps will happen again."""
+        self._to_repeat = Counter(identity for step, identity in self._announced if step > after)
+        self._repeated_until = max((step for step, _ in self._announced), default=-1)
+
     def _is_repeated(self, event: Event) -> bool:
-        """Whether a resumed run went over old ground and this event was announced the first time."""
-        return event.step <= self._announced_until and _identity(event) in self._announced
+        """Whether a resumed run went over old ground and this event was announced the first time.
+
+        Counted, since the same may happen twice in one run (a set of candidates changes, and changes back); without
+        the step, since the second time it may come a little earlier or later.
+        """
+        identity = _identity(event)
+        if event.step > self._repeated_until or not self._to_repeat[identity]:
+            return False
+        self._to_repeat[identity] -= 1
+        return True
 
     def _verdicts_at(self, observation: Observation, heads: frozenset[Head]) -> list[Verdict]:
-        if self._record is None or observation.step > self._announced_until:
+        if self._record is None or observation.step > self._repeated_until:
             return []
         wanted = tuple(names(heads))
         return [
@@ -771,8 +788,10 @@ class SpectralMonitor:
             )
             if track.warning is not None and kept.get("warning") is not None:
                 track.warning.load_state_dict(kept["warning"])
+        last = -1 if self._last_step is None else self._last_step
+        self._expect_repetitions(after=last)
         if self._record is not None:
-            self._record.rewind(-1 if self._last_step is None else self._last_step)
+            self._record.rewind(last)
         self._state = None
 
     def _save_state(self) -> None:

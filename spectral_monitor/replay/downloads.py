@@ -213,11 +213,15 @@ class Downloads:
 
 def require_finished(folder: Path) -> None:
     """LoadError when a Trainer is still writing ``folder``: ``trainer_state.json`` is what it writes last."""
-    is_trainers = folder.name.startswith("checkpoint-") and folder.name.removeprefix("checkpoint-").isdigit()
-    if is_trainers and not (folder / "trainer_state.json").is_file():
+    if not folder.name.startswith("checkpoint-") or not folder.name.removeprefix("checkpoint-").isdigit():
+        return
+    try:
+        json.loads((folder / "trainer_state.json").read_text())
+    except (OSError, ValueError):
         raise LoadError(
-            f"{folder.name} has no trainer_state.json: it is still being written, or its run was killed in the middle"
-        )
+            f"{folder.name} has no whole trainer_state.json: it is still being written, or its run was killed in the "
+            "middle"
+        ) from None
 
 
 def _size_of(folder: Path) -> int:

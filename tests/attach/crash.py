@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing as mp
 import os
 import signal
-import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,36 @@ import torch
 
 from spectral_monitor import LogSchedule, SpectralMonitorCallback
 from tests.attach import tiny
+from tests.killing import count_file_operations, die_at_file_operation
 
 STEPS, SAVE = 60, 7
 SCHEDULE = LogSchedule(points_per_octave=2, last_step=STEPS)
 
 
+@dataclass(frozen=True)
+class Death:
+    """A signal, ``delay`` seconds after the run's ``operation``-th file operation."""
+
+    operation: int
+    delay: float = 0.0
+    how: int = signal.SIGKILL
+
+
 def latest(out: Path) -> str | None:
-    """The newest checkpoint that the Trainer finished, as a user would pick it."""
-    found = [path for path in out.glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
+    """The newest checkpoint that the Trainer finished, as a user would pick it.
+
+    ``trainer_state.json`` comes last and is not written at once: after a kill it may be there and empty.
+    """
+    found = [path for path in out.glob("checkpoint-*") if _is_json(path / "trainer_state.json")]
     return str(max(found, key=lambda path: int(path.name.split("-")[1]))) if found else None
+
+
+def _is_json(file: Path) -> bool:
+    try:
+        json.loads(file.read_text())
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def train(out: Path, watched: bool = True, restore: bool = False, monitors: int = 1, last: int | None = None) -> Any:
@@ -52,33 +74,24 @@ def train(out: Path, watched: bool = True, restore: bool = False, monitors: int 
     return trainer
 
 
-def _process(out: str, restore: bool) -> None:
-    train(Path(out), restore=restore)
-    Path(out, "seconds").write_text(str(time.process_time()))
+def _process(out: Path, restore: bool, end: Death | None) -> None:
+    if end is None:
+        operations = count_file_operations(out)
+    else:
+        operations = die_at_file_operation(out, end.operation, end.delay, end.how)
+    train(out, restore=restore)
+    done = operations()
+    Path(out, "operations").write_text(str(done))
     os._exit(0)
 
 
-def run(out: Path, kill_at: float | None = None, how: int = signal.SIGKILL, restore: bool = False) -> bool:
-    """Train in a process of its own; kill it when it has used ``kill_at`` seconds of CPU. Whether it was killed.
-
-    CPU time, not time of day: the same moments of the run on a busy machine.
-    """
+def run(out: Path, end: Death | None = None, restore: bool = False) -> bool:
+    """Train in a process of its own, which meets its ``end`` if one is given. Whether it did."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["tests.attach.workers", "tests.attach.crash"])
-    process = context.Process(target=_process, args=(str(out), restore))
+    process = context.Process(target=_process, args=(out, restore, end))
     process.start()
-    assert process.pid is not None
-    while kill_at is not None and process.is_alive() and _cpu_seconds(process.pid) < kill_at:
-        time.sleep(0.002)
-    if kill_at is not None and process.is_alive():
-        os.kill(process.pid, how)
     process.join()
+    if end is None:
+        assert process.exitcode == 0, f"the process ended with {process.exitcode}: see its traceback in the output"
     return process.exitcode != 0
-
-
-def _cpu_seconds(pid: int) -> float:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return float("inf")
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

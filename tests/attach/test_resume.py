@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shutil
 import signal
-import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,43 +62,63 @@ def said(record: RunRecord) -> list[str]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("whole")
-    assert not crash.run(out)
+    crash.run(out)
     assert_whole(out)
     return out
 
 
-def check_killed(whole: Path, out: Path, moment: float, how: int, restore: bool = False) -> bool:
-    """Kill a run at ``moment`` (a share of its CPU time), resume it, compare; True if the kill came in time."""
-    cut = crash.run(out, moment * float((whole / "seconds").read_text()), how, restore)
-    assert not cut or not crash.run(out, restore=restore)
+def check_killed(whole: Path, out: Path, end: crash.Death, restore: bool = False) -> None:
+    """A run that meets its ``end`` and is resumed comes out as the whole one."""
+    assert crash.run(out, end, restore), f"the run came to its end before {end}"
+    crash.run(out, restore=restore)
     assert tiny.difference(final_weights(whole), final_weights(out)) == []
     first, second = RunRecord.open(whole / "record-0"), assert_whole(out)
     assert numbers(first) == numbers(second)
     assert said(first) == said(second)
     assert [v.effect for v in first.verdicts()] == [v.effect for v in second.verdicts()]
-    return cut
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to kill at a given CPU time")
+def deaths(whole: Path, seed: int) -> Iterator[crash.Death]:
+    """Moments of the whole run: at a file operation, or up to 20 ms after one."""
+    chance = random.Random(seed)
+    last = int((whole / "operations").read_text())
+    while True:
+        yield crash.Death(chance.randint(1, last - 20), chance.choice((0.0, chance.uniform(0.0, 0.02))))
+
+
 def test_killed_and_resumed(whole: Path, tmp_path: Path) -> None:
-    moments = random.Random(1)
-    cuts = [
-        check_killed(whole, tmp_path / "kill", moments.uniform(0.3, 0.95), signal.SIGKILL),
-        check_killed(whole, tmp_path / "term", moments.uniform(0.3, 0.95), signal.SIGTERM, restore=True),
-    ]
-    assert any(cuts)
+    killed, terminated = itertools.islice(deaths(whole, seed=1), 2)
+    check_killed(whole, tmp_path / "kill", killed)
+    check_killed(whole, tmp_path / "term", replace(terminated, how=signal.SIGTERM), restore=True)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to kill at a given CPU time")
 def test_killed_at_twenty_random_moments_and_resumed(whole: Path, tmp_path: Path) -> None:
-    moments = random.Random(0)
-    cuts = 0
-    for number in range(20):
-        out = tmp_path / str(number)
-        cuts += check_killed(whole, out, moments.uniform(0.05, 1.0), signal.SIGKILL, restore=number % 2 == 1)
-        shutil.rmtree(out)
-    assert cuts >= 10
+    for number, end in enumerate(itertools.islice(deaths(whole, seed=0), 20)):
+        check_killed(whole, tmp_path / str(number), end, restore=number % 2 == 1)
+        shutil.rmtree(tmp_path / str(number))
+
+
+def test_a_checkpoint_whose_trainer_state_was_torn_is_passed_over(whole: Path, tmp_path: Path) -> None:
+    crash.train(tmp_path, last=28)
+    (tmp_path / "checkpoint-28" / "trainer_state.json").write_text("")
+    crash.run(tmp_path)
+    assert numbers(assert_whole(tmp_path)) == numbers(RunRecord.open(whole / "record-0"))
+
+
+def test_killed_between_two_events_of_a_look(whole: Path, tmp_path: Path) -> None:
+    """However many of a look's events were written, all are there in the end: also those that the run had announced
+    long before its checkpoint, and that are true again."""
+    crash.train(tmp_path / "cut", last=23)
+    lines = (tmp_path / "cut" / "record-0" / "events.jsonl").read_text().splitlines(keepends=True)
+    of_the_look = [line for line in lines if json.loads(line)["step"] == 23]
+    assert len(of_the_look) > 1 and lines[-1] == of_the_look[-1]
+    for lost in range(1, len(of_the_look) + 1):
+        out = tmp_path / str(lost)
+        shutil.copytree(tmp_path / "cut", out)
+        (out / "record-0" / "events.jsonl").write_text("".join(lines[:-lost]))
+        crash.train(out)
+        assert said(assert_whole(out)) == said(RunRecord.open(whole / "record-0"))
 
 
 # -- stopped and resumed within one process ---------------------------------------------------------------------------

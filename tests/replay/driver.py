@@ -1,7 +1,8 @@
 """Runs replays in forked processes, with everything imported before: for tests that kill them or run several.
 
 ``python -m tests.replay.driver SOURCE OUT [--ranks N] [--kills N --seed S] [--budget BYTES]`` prints one JSON line:
-exit statuses of the processes, and how many were killed before they ended.
+exit statuses of the processes, and how many were killed before they ended. A kill comes at one of the process's next
+``--longest`` file operations, or up to 50 ms after it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ import argparse
 import json
 import os
 import random
-import signal
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ from spectral_monitor.replay.plan import Listings, make_plan
 from spectral_monitor.replay.recorder import MonitorRecorder, ProbeSettings
 from spectral_monitor.replay.runner import Replay, Settings
 from spectral_monitor.replay.selection import Selection
+from tests.killing import die_at_file_operation
 
 from .training import TOKENS_PER_STEP, monitor_options, probe
 
@@ -38,10 +38,12 @@ def replay(source: str, out: Path, ranks: int = 1, budget: int | None = None) ->
     return result.status
 
 
-def fork(source: str, out: Path, ranks: int, budget: int | None) -> int:
-    """Start one replay in a child process; returns its process id."""
+def fork(source: str, out: Path, ranks: int, budget: int | None, kill: tuple[int, float] | None = None) -> int:
+    """Start one replay in a child process, killed at file operation ``kill[0]``, ``kill[1]`` s late; its process id."""
     child = os.fork()
     if child == 0:
+        if kill is not None:
+            die_at_file_operation(out.parent, *kill)
         try:
             status = replay(source, out, ranks, budget)
         except BaseException as error:
@@ -58,16 +60,15 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--longest", type=float, default=2.0)
+    parser.add_argument("--longest", type=int, default=150)
     parser.add_argument("--budget", type=int)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     killed = 0
     chance = random.Random(arguments.seed)
     for _ in range(arguments.kills):
-        child = fork(arguments.source, arguments.out, arguments.ranks, arguments.budget)
-        time.sleep(chance.uniform(0.05, arguments.longest))
-        os.kill(child, signal.SIGKILL)
+        kill = chance.randint(1, arguments.longest), chance.choice((0.0, chance.uniform(0.0, 0.05)))
+        child = fork(arguments.source, arguments.out, arguments.ranks, arguments.budget, kill)
         killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
     children = [
         fork(arguments.source, arguments.out, arguments.ranks, arguments.budget) for _ in range(arguments.ranks)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import threading
 from collections.abc import Mapping
@@ -224,12 +226,10 @@ class DiskWatch(threading.Thread):
     def run(self) -> None:
         while not self.over.wait(0.002):
             total = 0
-            for path in self.folder.rglob("*"):
-                try:
-                    if path.is_file() and not path.is_symlink() and path.name != "ledger.json":
-                        total += path.stat().st_size
-                except OSError:
-                    continue
+            for folder, _, names in os.walk(self.folder):  # unlike rglob, does not mind folders that vanish meanwhile
+                for path in (Path(folder, name) for name in names if name != "ledger.json"):
+                    with contextlib.suppress(OSError):
+                        total += 0 if path.is_symlink() else path.stat().st_size
             self.highest = max(self.highest, total)
 
 
@@ -506,7 +506,7 @@ def test_case_offline_measures_what_is_cached_and_lists_the_rest(
 
 def test_case_half_written_checkpoints(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    for step in (10, 20, 30, 40, 50):
+    for step in (10, 20, 30, 40, 50, 60):
         save(tiny_model(step), folder / f"checkpoint-{step}", shard="20KB" if step in (20, 30) else None)
         (folder / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     shards = sorted((folder / "checkpoint-20").glob("model-*.safetensors"))
@@ -514,14 +514,16 @@ def test_case_half_written_checkpoints(tmp_path: Path) -> None:
     sorted((folder / "checkpoint-30").glob("model-*.safetensors"))[0].unlink()
     (folder / "checkpoint-40" / "model.safetensors").write_bytes(b"")
     (folder / "checkpoint-50" / "trainer_state.json").unlink()
+    (folder / "checkpoint-60" / "trainer_state.json").write_text("")
     run = Run(tmp_path, str(folder))
     assert run.go().status == PARTLY
     reasons = {row.revision: row.reason for row in run.result.rows}
-    assert run.statuses == {f"checkpoint-{s}": "measured" if s == 10 else "failed" for s in (10, 20, 30, 40, 50)}
+    assert run.statuses == {f"checkpoint-{s}": "measured" if s == 10 else "failed" for s in (10, 20, 30, 40, 50, 60)}
     assert "cut off or damaged" in reasons["checkpoint-20"]
     assert "is not there" in reasons["checkpoint-30"]
     assert "is empty" in reasons["checkpoint-40"]
-    assert "no trainer_state.json" in reasons["checkpoint-50"]
+    assert "no whole trainer_state.json" in reasons["checkpoint-50"]
+    assert "no whole trainer_state.json" in reasons["checkpoint-60"]
 
 
 def test_no_model_outlives_its_measurement(checkpoints: Path, tmp_path: Path) -> None:
