@@ -11,20 +11,17 @@ Of the Trainer's options it heeds those that a loop of forty lines can: --max_st
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spectral_monitor.errors import SpectralMonitorError
 from train_examples.reference import (
     OptionError,
     ReferenceArguments,
     build,
+    command,
     monitor_options,
     optimizer_of,
-    parse,
-    parser,
     rows_wanted,
 )
 
@@ -35,17 +32,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line: 0 when the run came to its end, 1 after a mistake in what was asked for."""
-    try:
-        options, training = parse(parser(__doc__ or ""), arguments)
-        if options.seeds:
-            raise OptionError(
-                "the loop trains one seed: give --seed, or use train_examples.tinystories_51m for --seeds"
-            )
-        run(options, training)
-    except SpectralMonitorError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return command(__doc__ or "", run, arguments)
 
 
 def run(options: ReferenceArguments, training: TrainingArguments) -> list[float]:
@@ -58,6 +45,8 @@ def run(options: ReferenceArguments, training: TrainingArguments) -> list[float]
 
     from spectral_monitor import SpectralMonitor
 
+    if options.seeds:
+        raise OptionError("the loop trains one seed: give --seed, or use train_examples.tinystories_51m for --seeds")
     out = Path(training.output_dir or "tinystories")
     set_seed(training.seed)
     asked = [training.report_to] if isinstance(training.report_to, str) else training.report_to or []

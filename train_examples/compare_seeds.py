@@ -39,8 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=128, help="Probe rows used (default: 128).")
     parser.add_argument("--draws", type=int, default=32, help="Matched-random draws at most (default: 32).")
     parser.add_argument("--json", type=Path, help="Write everything to this file too.")
+    parser.add_argument("--picture", type=Path, help="Draw the accuracy of every seed to this SVG file.")
     asked = parser.parse_args(arguments)
     try:
+        if asked.picture is not None:
+            draw_accuracy(asked.runs, asked.picture)
         result = {name: compare_probe(asked.runs, name, asked.rows, asked.draws) for name in PROBES}
     except SpectralMonitorError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -80,6 +83,28 @@ def compare_probe(runs: Sequence[Path], probe: str, rows: int, draws: int) -> di
         "heads": {what: {name: [str(h) for h in of] for name, of in chosen.items()} for what, chosen in sets.items()},
         "transplant": {what: [asdict(entry) for entry in entries] for what, entries in moved.items()},
     }
+
+
+def draw_accuracy(runs: Sequence[Path], file: Path) -> None:
+    """Top-1 of every run over tokens, one panel a probe (the longer gaps too), as an SVG file.
+
+    Raises:
+        SpectralMonitorError: a run lacks something, or the file cannot be written.
+    """
+    from spectral_monitor.development import load_series
+    from spectral_monitor.record import RunRecord
+    from train_examples.trajectories import accuracy_svg
+
+    records = {run.name: RunRecord.open(run / "spectral_monitor") for run in runs}
+    panels = {
+        probe: {name: load_series(record, probe) for name, record in records.items()}
+        for probe in (*PROBES, "key_retrieval_long")
+    }
+    try:
+        file.write_text(accuracy_svg(panels, "reference run, small size"))
+    except OSError as error:
+        raise OptionError(f"the picture {file} cannot be written: {error}") from error
+    print(file)
 
 
 def _batch(run: Path, probe: str, rows: int) -> ProbeBatch:

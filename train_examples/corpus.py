@@ -38,7 +38,9 @@ class DataError(SpectralMonitorError, ValueError):
 # -- tokenizers -------------------------------------------------------------------------------------------------------
 
 
-def own_tokenizer(vocabulary: int, seed: int = 0, sample: int = 2000) -> PreTrainedTokenizerFast:
+def own_tokenizer(
+    vocabulary: int, seed: int = 0, sample: int = 2000, song_share: float = 0.0
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE of at most ``vocabulary`` tokens, trained on generated stories and on the code words.
 
     Each code word is written often enough to become one token; ``<|endoftext|>`` is id 0. The characters of the
@@ -52,18 +54,20 @@ def own_tokenizer(vocabulary: int, seed: int = 0, sample: int = 2000) -> PreTrai
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=[END], show_progress=False)
-    tokenizer.train_from_iterator([*stories(seed, sample), *(codes * max(1, sample // 40))], trainer)
+    tokenizer.train_from_iterator(
+        [*stories(seed, sample, song_share=song_share), *(codes * max(1, sample // 40))], trainer
+    )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END)
 
 
-def load_tokenizer(name: str, vocabulary: int) -> PreTrainedTokenizerBase:
-    """``own`` builds the small BPE; anything else is a Hub name or a local folder.
+def load_tokenizer(name: str, vocabulary: int, song_share: float = 0.0) -> PreTrainedTokenizerBase:
+    """``own`` builds the small BPE for stories of that ``song_share``; anything else is a Hub name or a local folder.
 
     Raises:
         DataError: the tokenizer cannot be loaded.
     """
     if name == "own":
-        return own_tokenizer(vocabulary)
+        return own_tokenizer(vocabulary, song_share=song_share)
     from transformers import AutoTokenizer
 
     try:
@@ -86,6 +90,7 @@ class StoryRows:
     count: int
     seed: int
     first: int = 0
+    song_share: float = 0.0
 
     def __len__(self) -> int:
         return self.count
@@ -96,7 +101,8 @@ class StoryRows:
         stride = self.length  # a story has more than one token, so no row runs into the next one's stories
         number, ids = self.first + index * stride, list[int]()
         while len(ids) < self.length:
-            ids += self.tokenizer(story(self.seed, number), add_special_tokens=False)["input_ids"]  # type: ignore[operator]
+            text = story(self.seed, number, self.song_share)
+            ids += self.tokenizer(text, add_special_tokens=False)["input_ids"]  # type: ignore[operator]
             ids.append(cast(int, self.tokenizer.eos_token_id))
             number += 1
         return np.array(ids[: self.length], dtype=np.int64)
@@ -152,6 +158,7 @@ def load_corpus(
     seed: int,
     text_column: str = "text",
     held_out: int = 256,
+    song_share: float = 0.0,
 ) -> Corpus:
     """``rows`` training rows of ``length`` tokens, in an order that is the same on every start.
 
@@ -161,13 +168,15 @@ def load_corpus(
         seed: of the story generator.
         text_column: where the text stands in JSON, Parquet and Hub data.
         held_out: rows kept aside; they come first in the packed text.
+        song_share: share of the generated stories that are one long song (see ``stories``).
 
     Raises:
         DataError: nothing is there, it cannot be read, or it has too few tokens for even one training row.
     """
     if data == GENERATED:
         return Corpus(
-            StoryRows(tokenizer, length, rows, seed), StoryRows(tokenizer, length, held_out, seed, first=HELD_OUT)
+            StoryRows(tokenizer, length, rows, seed, song_share=song_share),
+            StoryRows(tokenizer, length, held_out, seed, HELD_OUT, song_share),
         )
     packed = _pack(_read(data, text_column), tokenizer, length)
     held_out = min(held_out, max(1, len(packed) // 10))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from spectral_monitor.errors import SpectralMonitorError
 from train_examples.planting import build_optimizer, spread_attention_gains
+from train_examples.small_models import small_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
@@ -126,49 +127,19 @@ def build_model(recipe: Recipe, seed: int) -> PreTrainedModel:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _gpt2(recipe) if recipe.family == "gpt2" else _gpt_neox(recipe)
+        model = small_model(
+            recipe.family,
+            vocabulary=recipe.vocabulary,
+            length=recipe.length,
+            layers=recipe.layers,
+            heads=recipe.heads,
+            width=recipe.width,
+            init_std=recipe.init_std,
+            mlp_width=recipe.mlp_width,
+        )
         if recipe.attention_gains is not None:
             spread_attention_gains(model, *recipe.attention_gains)
     return model
-
-
-def _gpt_neox(recipe: Recipe) -> PreTrainedModel:
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    config = GPTNeoXConfig(
-        vocab_size=recipe.vocabulary,
-        hidden_size=recipe.width,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        intermediate_size=recipe.mlp_width,
-        max_position_embeddings=recipe.length,
-        initializer_range=recipe.init_std,
-        bos_token_id=None,
-        eos_token_id=None,
-        use_cache=False,
-    )
-    return GPTNeoXForCausalLM(config)
-
-
-def _gpt2(recipe: Recipe) -> PreTrainedModel:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=recipe.vocabulary,
-        n_embd=recipe.width,
-        n_layer=recipe.layers,
-        n_head=recipe.heads,
-        n_inner=recipe.mlp_width,
-        n_positions=recipe.length,
-        initializer_range=recipe.init_std,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=None,
-        eos_token_id=None,
-        use_cache=False,
-    )
-    return GPT2LMHeadModel(config)
 
 
 def build_dataset(recipe: Recipe, seed: int, steps: int | None = None) -> TokenRows:

@@ -37,25 +37,6 @@ def spread_attention_gains(model: Any, low: float, high: float, low_heads: int |
         weight[:, : 2 * size] *= gains[:, None, None]
 
 
-def plant_previous_token_head(model: Any, size: float) -> None:
-    """Set the query and key biases of L0H0 so that its rotary scores are largest one position back.
-
-    With rotary positions a constant key ``k`` and a constant query ``q`` score ``sum_i Re(q_i conj(k_i) e^(i f_i d))``
-    at distance ``d``, ``f_i`` the rotary frequencies; ``k_i = size`` and ``q_i = size * e^(-i f_i)`` peak at d = 1.
-    Plants the previous-token half of an induction circuit. GPT-NeoX only.
-    """
-    import torch
-
-    attention = model.gpt_neox.layers[0].attention
-    frequencies = model.gpt_neox.rotary_emb.inv_freq.float()
-    head_size, half = attention.head_size, len(frequencies)
-    with torch.no_grad():
-        bias = attention.query_key_value.bias  # [heads * 3 * head size]: query, key, value of head 0 come first
-        bias[:half] = size * torch.cos(frequencies)
-        bias[half : 2 * half] = -size * torch.sin(frequencies)
-        bias[head_size : head_size + half] = size
-
-
 def build_optimizer(
     model: torch.nn.Module, learning_rate: float, betas: tuple[float, float], weight_decay: float, gains: bool
 ) -> torch.optim.Optimizer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from spectral_monitor.errors import SpectralMonitorError
 from train_examples.corpus import Corpus, TrainingRows, load_corpus, load_tokenizer
 from train_examples.key_retrieval import KeyRetrieval, key_retrieval, key_retrieval_probe
-from train_examples.planting import build_optimizer, plant_previous_token_head, spread_attention_gains
+from train_examples.planting import build_optimizer, spread_attention_gains
+from train_examples.small_models import FAMILIES, small_model
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +45,13 @@ class ReferenceArguments:
         },
     )
     text_column: str = field(default="text", metadata={"help": "Column with the text."})
+    song_share: float = field(
+        default=0.0,
+        metadata={
+            "help": "Share of the generated stories that are one long song in which phrases come back at random "
+            "places. The rest are told by a fixed grammar, which asks for little induction over free tokens."
+        },
+    )
     tokenizer: str = field(
         default="gpt2", metadata={"help": "Hub name or local folder, or `own`: a small BPE for the generated stories."}
     )
@@ -54,21 +62,15 @@ class ReferenceArguments:
     layers: int = field(default=8, metadata={"help": "Number of layers."})
     width: int = field(default=512, metadata={"help": "Hidden size."})
     heads: int = field(default=16, metadata={"help": "Attention heads a layer."})
+    mlp_width: int = field(default=0, metadata={"help": "Width of the feed-forward layers; 0: four times --width."})
     context: int = field(default=256, metadata={"help": "Tokens a row, and the model's longest context."})
     init_std: float = field(default=0.02, metadata={"help": "Standard deviation of the initial weights."})
-    previous_token_bias: float = field(
-        default=0.0,
-        metadata={
-            "help": "gpt_neox only. Above 0: head 0 of layer 0 starts out attending to the previous token (its query "
-            "and key biases have this size). Planted, so that a small run need not wait for it."
-        },
-    )
     attention_gains: list[float] = field(
         default_factory=list,
         metadata={
             "help": "gpt_neox only. LOW HIGH: the initial query and key weights of a third of the last layer's heads, "
             "drawn at random, are multiplied by LOW, those of the others by HIGH. Planted: the former form the "
-            "circuits, the latter are left as a control. Default: none."
+            "induction circuit, the latter are left as a control. Default, and 1 1: none."
         },
     )
     code_share: float = field(default=0.10, metadata={"help": "Share of the rows that carry a secret code."})
@@ -83,6 +85,7 @@ class ReferenceArguments:
     )
     probe_rows: int = field(default=2000, metadata={"help": "Rows of each probe batch."})
     points_per_octave: float = field(default=4.0, metadata={"help": "Looks between a step and its double."})
+    first_looks: int = field(default=0, metadata={"help": "Before this step only the doublings are looked at."})
     member: float = field(
         default=50.0, metadata={"help": "Selectivity (attention / baseline) from which a head counts as a member."}
     )
@@ -117,33 +120,36 @@ _PRESETS: dict[str, dict[str, Any]] = {
     },
     "cpu": {
         "data": "generated",
+        "song_share": 0.7,
         "tokenizer": "own",
-        "vocabulary": 640,
+        "vocabulary": 384,
         "family": "gpt_neox",
         "layers": 2,
-        "width": 144,
+        "width": 192,
+        "mlp_width": 192,
         "heads": 12,
         "context": 64,
-        "init_std": 0.08,
-        "previous_token_bias": 3.0,
-        "code_share": 0.5,
+        "init_std": 0.07,
+        "attention_gains": [1.0, 4.0],
+        "code_share": 0.35,
         "code_words": 32,
         "gap": [4, 20],
         "long_gap": [24, 36],
-        "probe_rows": 96,
-        "points_per_octave": 3.0,
-        "member": 20.0,
+        "probe_rows": 192,
+        "points_per_octave": 6.0,
+        "first_looks": 64,
+        "member": 30.0,
         "max_overhead": 1.0,
-        "max_steps": 1000,
-        "per_device_train_batch_size": 16,
+        "max_steps": 900,
+        "per_device_train_batch_size": 64,
         "learning_rate": 3e-3,
-        "weight_decay": 0.1,
+        "weight_decay": 0.01,
         "adam_beta1": 0.9,
         "adam_beta2": 0.98,
         "warmup_steps": 50,
         "lr_scheduler_type": "constant_with_warmup",
         "logging_steps": 25,
-        "save_steps": 200,
+        "save_steps": 300,
         "save_total_limit": 1,
         "use_cpu": True,
     },
@@ -188,11 +194,31 @@ def parse(
         raise OptionError(f"a width of {options.width} cannot be shared by {options.heads} heads: choose a multiple")
     if len(options.attention_gains) not in (0, 2) or min(options.attention_gains, default=1.0) <= 0:
         raise OptionError("--attention_gains takes two numbers above 0, LOW HIGH")
-    if options.family != "gpt_neox" and (options.attention_gains or options.previous_token_bias):
-        raise OptionError("--attention_gains and --previous_token_bias need --family gpt_neox: leave them out")
-    if options.family not in ("gpt2", "gpt_neox"):
-        raise OptionError(f"there is no family {options.family!r}: choose gpt2 or gpt_neox")
+    if options.family not in FAMILIES:
+        raise OptionError(f"there is no family {options.family!r}: choose {' or '.join(FAMILIES)}")
+    if options.family != "gpt_neox" and has_gains(options):
+        raise OptionError("--attention_gains needs --family gpt_neox: leave it out")
+    if not 0 <= options.song_share <= 1:
+        raise OptionError(f"--song_share is {options.song_share}: give a share from 0 to 1")
     return options, training
+
+
+def command(
+    description: str, run: Callable[[ReferenceArguments, TrainingArguments], object], arguments: Sequence[str] | None
+) -> int:
+    """A script's command line: 0 when ``run`` came to its end, 1 after a mistake in what was asked for."""
+    try:
+        options, training = parse(parser(description), arguments)
+        run(options, training)
+    except SpectralMonitorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def has_gains(options: ReferenceArguments) -> bool:
+    """Whether heads of the last layer are given different gains at the start."""
+    return bool(options.attention_gains) and options.attention_gains != [1.0, 1.0]
 
 
 def _preset_of(arguments: Sequence[str]) -> str:
@@ -234,8 +260,8 @@ def build(options: ReferenceArguments, seed: int, rows: int) -> Setup:
     Raises:
         DataError, ProbeError: the data or the probes cannot be built.
     """
-    tokenizer = load_tokenizer(options.tokenizer, options.vocabulary)
-    corpus = load_corpus(options.data, tokenizer, options.context, rows, seed, options.text_column)
+    tokenizer = load_tokenizer(options.tokenizer, options.vocabulary, options.song_share)
+    corpus = _corpus(options, tokenizer, rows, seed)
     low, high = options.gap
     task = key_retrieval(tokenizer, options.code_words, options.code_share, (low, high))
     return Setup(
@@ -249,49 +275,22 @@ def build(options: ReferenceArguments, seed: int, rows: int) -> Setup:
 def build_model(options: ReferenceArguments, vocabulary: int, seed: int) -> PreTrainedModel:
     """The untrained model; its weights depend on ``seed`` alone."""
     import torch
-    from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if options.family == "gpt2":
-            return GPT2LMHeadModel(
-                GPT2Config(
-                    vocab_size=vocabulary,
-                    n_positions=options.context,
-                    n_embd=options.width,
-                    n_layer=options.layers,
-                    n_head=options.heads,
-                    initializer_range=options.init_std,
-                    resid_pdrop=0.0,
-                    embd_pdrop=0.0,
-                    attn_pdrop=0.0,
-                    bos_token_id=None,
-                    eos_token_id=None,
-                    use_cache=False,
-                )
-            )
-        model = GPTNeoXForCausalLM(
-            GPTNeoXConfig(
-                vocab_size=vocabulary,
-                max_position_embeddings=options.context,
-                hidden_size=options.width,
-                intermediate_size=4 * options.width,
-                num_hidden_layers=options.layers,
-                num_attention_heads=options.heads,
-                initializer_range=options.init_std,
-                rope_parameters={"rope_type": "default", "rope_theta": 10.0, "partial_rotary_factor": 0.5}
-                if options.previous_token_bias
-                else None,
-                bos_token_id=None,
-                eos_token_id=None,
-                use_cache=False,
-            )
+        model = small_model(
+            options.family,
+            vocabulary=vocabulary,
+            length=options.context,
+            layers=options.layers,
+            heads=options.heads,
+            width=options.width,
+            init_std=options.init_std,
+            mlp_width=options.mlp_width or None,
         )
-        if options.attention_gains:
-            smallest, largest = options.attention_gains
-            spread_attention_gains(model, smallest, largest, low_heads=options.heads // 3)
-        if options.previous_token_bias:
-            plant_previous_token_head(model, options.previous_token_bias)
+        if has_gains(options):
+            low, high = options.attention_gains
+            spread_attention_gains(model, low, high, low_heads=options.heads // 3)
         return model
 
 
@@ -336,7 +335,13 @@ def _fixed_filler(options: ReferenceArguments, tokenizer: PreTrainedTokenizerBas
     """Text for the probes that is the same for every seed: held-out rows of the files, or stories of a fixed seed."""
     if options.data != "generated":
         return corpus.held_out
-    return load_corpus("generated", tokenizer, options.context, rows=1, seed=0).held_out
+    return _corpus(options, tokenizer, rows=1, seed=0).held_out
+
+
+def _corpus(options: ReferenceArguments, tokenizer: PreTrainedTokenizerBase, rows: int, seed: int) -> Corpus:
+    return load_corpus(
+        options.data, tokenizer, options.context, rows, seed, options.text_column, song_share=options.song_share
+    )
 
 
 def seeds_of(options: ReferenceArguments, training: TrainingArguments) -> list[int]:
@@ -359,8 +364,7 @@ def rows_wanted(training: TrainingArguments) -> int:
 def optimizer_of(options: ReferenceArguments, training: TrainingArguments, model: torch.nn.Module) -> Any:
     """AdamW as the options ask for it."""
     betas = (training.adam_beta1, training.adam_beta2)
-    gains = bool(options.attention_gains)
-    return build_optimizer(model, training.learning_rate, betas, training.weight_decay, gains)
+    return build_optimizer(model, training.learning_rate, betas, training.weight_decay, has_gains(options))
 
 
 #: Options of a run, beside its record: what the probes can be made again from.
@@ -385,8 +389,8 @@ def load_options(run: Path) -> ReferenceArguments:
 
 def probes_of(options: ReferenceArguments) -> tuple[ProbeBatch, ...]:
     """The probe batches of a run with these options; they do not depend on its seed."""
-    tokenizer = load_tokenizer(options.tokenizer, options.vocabulary)
-    corpus = load_corpus(options.data, tokenizer, options.context, 1, 0, options.text_column)
+    tokenizer = load_tokenizer(options.tokenizer, options.vocabulary, options.song_share)
+    corpus = _corpus(options, tokenizer, rows=1, seed=0)
     low, high = options.gap
     task = key_retrieval(tokenizer, options.code_words, options.code_share, (low, high))
     return build_probes(options, tokenizer, task, corpus)
@@ -399,7 +403,7 @@ def monitor_options(options: ReferenceArguments, steps: int) -> dict[str, Any]:
     from spectral_monitor.screen import Thresholds
 
     return {
-        "schedule": LogSchedule(options.points_per_octave, last_step=steps),
+        "schedule": LogSchedule(options.points_per_octave, last_step=steps, start=options.first_looks),
         "thresholds": Thresholds(member=options.member),
         "modes": ("zero",) if options.preset == "cpu" else ("zero", "mean"),
         "check_rows": 64 if options.preset == "cpu" else 512,

@@ -2,7 +2,9 @@
 
 Every story has two characters with names made of random syllables, a thing (adjective and noun), a place, and a song
 of random syllables that is sung and sung again. All of them come back in the story, so that a reader who looks back can
-say how a name or the song goes on: that is what induction is worth here, by design. The stories make no claim to be
+say how a name or the song goes on: that is what induction is worth here, by design. With ``song_share`` some stories
+are one long song in which phrases come back at random places (the copy process of ``copy_process``, sung): without
+them a grammar so small leaves induction over free tokens nearly nothing to gain. The stories make no claim to be
 TinyStories; they have its layout (short texts, one a document).
 """
 
@@ -61,6 +63,11 @@ _SONGS = (
     "{a} taught {b} a song: {song}. {b} sang it: {song}.",
     '"{song}," sang {a}. "{song}," sang {b}.',
 )
+#: Syllables of a long song: more than fit into a row of 64 tokens, so that no row has to guess where the song ends.
+SONG_LENGTH = (64, 96)
+#: Chance that the song goes back to an earlier place, at each syllable outside a copy; and that the copy ends, at each
+#: syllable of it.
+COPY_START, COPY_END = 0.2, 0.1
 _ENDINGS = (
     "{a} and {b} went home with the {thing}.",
     "From that day, {a} and {b} played with the {thing}.",
@@ -68,8 +75,15 @@ _ENDINGS = (
 )
 
 
-def story(seed: int, number: int) -> str:
-    """Story ``number`` of the corpus ``seed``: the same two numbers give the same text, on any machine."""
+def story(seed: int, number: int, song_share: float = 0.0) -> str:
+    """Story ``number`` of the corpus ``seed``: the same numbers give the same text, on any machine.
+
+    ``song_share``: chance that it is a long song (``long_song``); the other stories are the same for every share.
+    """
+    if song_share:
+        rng = random.Random(f"{seed}/{number}/song")
+        if rng.random() < song_share:
+            return f"{_name(rng)} sang: {long_song(rng)}."
     rng = random.Random(f"{seed}/{number}")
     cast = {
         "a": _name(rng),
@@ -89,9 +103,23 @@ def story(seed: int, number: int) -> str:
     return " ".join(told)
 
 
-def stories(seed: int, count: int, first: int = 0) -> Iterator[str]:
+def long_song(rng: random.Random) -> str:
+    """Random syllables among which phrases are sung again, each from a uniformly random earlier place of the song."""
+    song, place = list[str](), -1  # place: where the running copy reads next; -1 outside a copy
+    for at in range(rng.randint(*SONG_LENGTH)):
+        if place < 0 and at and rng.random() < COPY_START:
+            place = rng.randrange(at)
+        if place < 0:
+            song.append(rng.choice(SYLLABLES))
+            continue
+        song.append(song[place])
+        place = -1 if rng.random() < COPY_END else place + 1
+    return " ".join(song)
+
+
+def stories(seed: int, count: int, first: int = 0, song_share: float = 0.0) -> Iterator[str]:
     """Stories ``first`` to ``first + count - 1`` of the corpus ``seed``."""
-    return (story(seed, number) for number in range(first, first + count))
+    return (story(seed, number, song_share) for number in range(first, first + count))
 
 
 def _name(rng: random.Random) -> str:

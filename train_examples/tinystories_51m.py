@@ -12,20 +12,18 @@ work as usual, among them --output_dir, --max_steps, --bf16, --report_to wandb a
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spectral_monitor.errors import RecordError, SpectralMonitorError
+from spectral_monitor.errors import RecordError
 from train_examples.reference import (
     OptionError,
     ReferenceArguments,
     build,
+    command,
     monitor_options,
     optimizer_of,
-    parse,
-    parser,
     rows_wanted,
     save_options,
     seeds_of,
@@ -37,16 +35,14 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line: 0 when every seed's run came to its end, 1 after a mistake in what was asked for."""
-    try:
-        options, training = parse(parser(__doc__ or ""), arguments)
-        seeds = seeds_of(options, training)
-        out = Path(training.output_dir or "tinystories")
-        for seed in seeds:
-            run(options, training, seed, out / f"seed-{seed}" if options.seeds else out)
-    except SpectralMonitorError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return command(__doc__ or "", run_seeds, arguments)
+
+
+def run_seeds(options: ReferenceArguments, training: TrainingArguments) -> None:
+    """Every seed that was asked for, one after the other; several go to ``OUTPUT_DIR/seed-N``."""
+    out = Path(training.output_dir or "tinystories")
+    for seed in seeds_of(options, training):
+        run(options, training, seed, out / f"seed-{seed}" if options.seeds else out)
 
 
 def run(options: ReferenceArguments, training: TrainingArguments, seed: int, out: Path) -> Trainer:

@@ -1,9 +1,9 @@
-"""One picture of a run, as an SVG file that any browser shows: accuracy, attention and PR of every head over tokens."""
+"""Pictures as SVG files that any browser shows: a run's accuracy, attention and PR of every head; runs side by side."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -74,6 +74,37 @@ def trajectories_svg(
         if number == 1:
             parts += [_crossing_mark(place, event, series.axis) for event in events]
     return _document([part for part in parts if part], _TOP + len(panels) * (_PANEL + _GAP))
+
+
+def accuracy_svg(panels: Mapping[str, Mapping[str, Series]], title: str) -> str:
+    """One panel a probe with the top-1 of every run over developmental time (logarithmic, without step 0).
+
+    Args:
+        panels: probe -> run's name -> its series. A run has the same colour in every panel.
+        title: above everything.
+    """
+    shown = {probe: {name: _after_start(one, one.top1) for name, one in runs.items()} for probe, runs in panels.items()}
+    times = [x for runs in shown.values() for x, _ in runs.values() if len(x)]
+    if not times:
+        return _document([_text(_LEFT, 30, f"{title}: no observation after the first training step")], 60)
+    low, high = (float(np.log10(edge(np.concatenate(times)))) for edge in (np.min, np.max))
+    span = (low - 0.05, high + 0.05) if high == low else (low, high)
+    axis = next(one.axis for runs in panels.values() for one in runs.values())
+    parts = [_text(_LEFT, 24, title, size=16, weight="bold")]
+    for number, (probe, runs) in enumerate(shown.items()):
+        place = _Panel(_TOP + number * (_PANEL + _GAP), span, 0.0, 1.0)
+        parts += place.frame(f"{probe}: top-1", axis)
+        for index, (name, (x, top1)) in enumerate(runs.items()):
+            colour = _COLOURS[index % len(_COLOURS)]
+            parts.append(place.line(np.log10(x), top1, colour, 2))
+            parts.append(_text(_WIDTH - _RIGHT + 8, place.y + 14 + 16 * index, name, colour=colour))
+    return _document(parts, _TOP + len(shown) * (_PANEL + _GAP))
+
+
+def _after_start(series: Series, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Developmental time and values of the usable observations after 0 tokens."""
+    keep = series.usable & (series.x > 0)
+    return series.x[keep], values[keep]
 
 
 class _Panel:

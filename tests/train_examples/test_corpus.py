@@ -16,7 +16,7 @@ from train_examples.corpus import (
     own_tokenizer,
 )
 from train_examples.key_retrieval import key_retrieval
-from train_examples.stories import CODE_WORDS, stories, story
+from train_examples.stories import CODE_WORDS, SYLLABLES, stories, story
 
 TOKENIZER = own_tokenizer(700, sample=400)
 END = TOKENIZER.eos_token_id
@@ -34,6 +34,23 @@ def test_stories_are_seeded_and_their_names_recur() -> None:
         names = [word.strip('.,"') for word in text.split() if word[0].isupper() and len(word) >= 6]
         assert max(names.count(name) for name in names) >= 2
         assert not set(CODE_WORDS) & set(text.lower().split())
+
+
+def test_long_songs_repeat_phrases_and_leave_the_other_stories_as_they_are() -> None:
+    told = list(stories(0, 200, song_share=0.5))
+    assert told == list(stories(0, 200, song_share=0.5))
+    songs = [text for text in told if " sang: " in text and text.count(".") == 1]
+    assert 70 < len(songs) < 130
+    assert [text for text in told if text not in songs] == [
+        story(0, n) for n, text in enumerate(told) if text not in songs
+    ]
+    phrases = 0
+    for song in songs:
+        syllables = song.split(": ")[1].rstrip(".").split()
+        assert 64 <= len(syllables) <= 96 and set(syllables) <= set(SYLLABLES)
+        triples = [tuple(syllables[at : at + 3]) for at in range(len(syllables) - 2)]
+        phrases += len(triples) - len(set(triples))
+    assert phrases / len(songs) > 20  # of unrelated syllables hardly one triple would come twice
 
 
 def test_the_own_tokenizer_gives_the_text_back_and_one_token_a_code_word() -> None:

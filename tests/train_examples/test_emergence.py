@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import TrainerCallback
+from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM, TrainerCallback
 
 from train_examples.emergence import (
     RECIPES,
@@ -22,6 +22,52 @@ from train_examples.emergence import (
 from train_examples.planting import build_optimizer
 
 SMALL = dataclasses.replace(RECIPES["emergence"], heads=4, width=32, mlp_width=32, length=16, batch=4, steps=3)
+
+
+def test_the_recipes_models_are_those_that_tests_data_and_the_docs_were_made_with() -> None:
+    """The shared builder (``small_models``) may not change a weight of them."""
+    neox, gpt2 = RECIPES["all-join"], RECIPES["gpt2-no-induction"]
+    torch.manual_seed(3)
+    by_hand = GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            vocab_size=64,
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=256,
+            max_position_embeddings=64,
+            initializer_range=0.1,
+            bos_token_id=None,
+            eos_token_id=None,
+            use_cache=False,
+        )
+    )
+    torch.manual_seed(3)
+    by_hand_gpt2 = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=64,
+            n_embd=64,
+            n_layer=2,
+            n_head=4,
+            n_inner=256,
+            n_positions=64,
+            initializer_range=0.1,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=None,
+            eos_token_id=None,
+            use_cache=False,
+        )
+    )
+    for recipe, expected in ((neox, by_hand), (gpt2, by_hand_gpt2)):
+        built = build_model(recipe, 3)
+        weights = expected.state_dict()
+        assert {key: tuple(value.shape) for key, value in built.state_dict().items()} == {
+            key: tuple(value.shape) for key, value in weights.items()
+        }
+        assert all(torch.equal(value, weights[key]) for key, value in built.state_dict().items())
+        assert built.config.to_dict() == expected.config.to_dict()
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
 
 from spectral_monitor.record import RunRecord
 from train_examples import accelerate_loop, compare_seeds, tinystories_51m
-from train_examples.reference import OptionError, ReferenceArguments, build_model, parse, parser
+from train_examples.reference import OptionError, ReferenceArguments, build, build_model, parse, parser, song_syllables
 
 TOY = (  # noqa: SIM905
     "--preset cpu --layers 2 --width 16 --heads 2 --context 64 --gap 4 12 --long_gap 16 24 --probe_rows 8 "
@@ -41,17 +44,44 @@ def test_the_command_line_wins_over_the_preset() -> None:
     assert options.heads == 12
 
 
-def test_the_planted_head_attends_to_the_previous_token_and_no_other_does() -> None:
-    options, _ = parse(parser("x"), ["--preset", "cpu"])
-    tokens = torch.randint(500, (4, 64), generator=torch.Generator().manual_seed(0))
-    model = build_model(options, 500, seed=1)
-    model.set_attn_implementation("eager")
-    layers = model(input_ids=tokens, output_attentions=True).attentions
-    back = torch.stack([layer[:, :, -1, -2].mean(0) for layer in layers]).detach()
-    planted = float(back[0, 0])
-    assert planted > 0.2
-    back[0, 0] = 0
-    assert back.max() < 2 * planted / 3
+def test_the_cpu_preset_plants_the_gains_it_says_and_nothing_else() -> None:
+    with_gains, _ = parse(parser("x"), ["--preset", "cpu"])
+    without, _ = parse(parser("x"), ["--preset", "cpu", "--attention_gains", "1", "1"])
+    planted, plain = (build_model(options, 384, seed=1).state_dict() for options in (with_gains, without))
+    name = "gpt_neox.layers.1.attention.query_key_value.weight"
+    ratio = (planted[name] / plain[name]).view(12, 3, 16, 192)[:, :2].mean((1, 2, 3))
+    assert sorted(round(float(gain), 3) for gain in ratio) == [1.0] * 4 + [4.0] * 8
+    assert all(torch.equal(planted[key], plain[key]) for key in plain if key != name)
+
+
+def test_the_cpu_presets_rows_ask_for_both_tasks_and_its_probes_use_what_they_are_made_of() -> None:
+    """Without enough of either task in its rows the preset learns only one of them (as it once did)."""
+    options, training = parse(parser("x"), ["--preset", "cpu"])
+    assert training.max_steps * training.per_device_train_batch_size * options.context >= 3_000_000
+    setup = build(options, seed=7, rows=400)
+    rows = [setup.rows[number]["input_ids"].tolist() for number in range(400)]
+
+    syllables = set(song_syllables(setup.tokenizer))
+    assert len(syllables) == 60, "every syllable is one token"
+    induction, retrieval, long = setup.probes
+    assert set(np.unique(induction.tokens).tolist()) == syllables
+    sung, guessed = 0, 0
+    for row in rows:
+        follower: dict[int, int] = {}
+        for token, after in itertools.pairwise(row):
+            if token in syllables and after in syllables:
+                sung += 1
+                guessed += follower.get(token) == after
+            follower[token] = after
+    assert sung > 0.4 * 400 * options.context, "songs are much of the text"
+    assert guessed > 0.4 * sung, "what came after the last time is often right: induction pays"
+
+    codes = set(np.unique(retrieval.target).tolist())
+    assert len(codes) == options.code_words and set(np.unique(long.target).tolist()) == codes
+    told = [[token for token in row if token in codes] for row in rows]
+    assert {len(found) for found in told} == {0, 2}
+    assert all(found[0] == found[1] for found in told if found)
+    assert np.mean([bool(found) for found in told]) == pytest.approx(0.35, abs=0.07)
 
 
 def test_mistakes_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +90,8 @@ def test_mistakes_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--width", "30", "--heads", "4"], "choose a multiple"),
         (["--family", "llama"], "choose gpt2 or gpt_neox"),
         (["--gap", "3"], "LOW HIGH"),
-        (["--attention_gains", "1", "2"], "need --family gpt_neox"),
+        (["--attention_gains", "1", "2"], "needs --family gpt_neox"),
+        (["--song_share", "1.5"], "0 to 1"),
     ):
         with pytest.raises(OptionError, match=said):
             parse(parser("x"), arguments)
@@ -101,7 +132,11 @@ def test_seeds_run_one_after_the_other_with_the_same_probes_and_are_compared(tmp
     assert (four != five).any()
     runs = [str(tmp_path / "seed-4"), str(tmp_path / "seed-5")]
     result = tmp_path / "compared.json"
-    assert compare_seeds.main([*runs, "--draws", "2", "--rows", "8", "--json", str(result)]) == 0
+    drawn = ["--picture", str(tmp_path / "accuracy.svg")]
+    assert compare_seeds.main([*runs, "--draws", "2", "--rows", "8", "--json", str(result), *drawn]) == 0
+    picture = (tmp_path / "accuracy.svg").read_text()
+    assert ElementTree.fromstring(picture).tag.endswith("svg")
+    assert picture.count(">seed-4<") == picture.count(">seed-5<") == 3
     for name, found in json.loads(result.read_text()).items():
         assert name in ("induction", "key_retrieval")
         matrix = found["transplant"]["PR spread"]
