@@ -23,6 +23,7 @@ from train_examples.reference import (
     monitor_options,
     optimizer_of,
     rows_wanted,
+    trackers_of,
 )
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ def run(options: ReferenceArguments, training: TrainingArguments) -> list[float]
         raise OptionError("the loop trains one seed: give --seed, or use train_examples.tinystories_51m for --seeds")
     out = Path(training.output_dir or "tinystories")
     set_seed(training.seed)
-    asked = [training.report_to] if isinstance(training.report_to, str) else training.report_to or []
-    trackers = [name for name in asked if name != "none"]
+    trackers = trackers_of(training)
     accelerator = Accelerator(
         cpu=training.use_cpu,
         mixed_precision="bf16" if training.bf16 else "no",

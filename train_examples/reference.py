@@ -349,6 +349,12 @@ def seeds_of(options: ReferenceArguments, training: TrainingArguments) -> list[i
     return list(options.seeds) or [training.seed]
 
 
+def trackers_of(training: TrainingArguments) -> list[str]:
+    """Names of the experiment trackers asked for (``--report_to``)."""
+    asked = [training.report_to] if isinstance(training.report_to, str) else training.report_to or []
+    return [name for name in asked if name != "none"]
+
+
 def rows_wanted(training: TrainingArguments) -> int:
     """Rows that ``max_steps`` optimizer steps see once."""
     if training.max_steps < 1:

@@ -27,6 +27,7 @@ from train_examples.reference import (
     rows_wanted,
     save_options,
     seeds_of,
+    trackers_of,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def run_seeds(options: ReferenceArguments, training: TrainingArguments) -> None:
     out = Path(training.output_dir or "tinystories")
     for seed in seeds_of(options, training):
         run(options, training, seed, out / f"seed-{seed}" if options.seeds else out)
+        if options.seeds and "wandb" in trackers_of(training):
+            _end_wandb_run()
 
 
 def run(options: ReferenceArguments, training: TrainingArguments, seed: int, out: Path) -> Trainer:
@@ -79,7 +82,7 @@ def run(options: ReferenceArguments, training: TrainingArguments, seed: int, out
         optimizers=(optimizer_of(options, arguments, setup.model), None),
         callbacks=callbacks,
     )
-    checkpoint = _checkpoint(arguments, out)
+    checkpoint = _checkpoint(arguments, out, needed=not options.seeds)
     if checkpoint is not None:
         _load_weights(setup.model, checkpoint)
     trainer.train(resume_from_checkpoint=checkpoint)
@@ -87,6 +90,14 @@ def run(options: ReferenceArguments, training: TrainingArguments, seed: int, out
         trainer.save_model(str(out / "final"))
         _draw(out / "spectral_monitor", f"seed {seed}")
     return trainer
+
+
+def _end_wandb_run() -> None:
+    """The Trainer leaves its W&B run open: the next seed would log into it."""
+    import wandb
+
+    if wandb.run is not None:
+        wandb.finish()
 
 
 def _draw(run_dir: Path, title: str) -> None:
@@ -127,8 +138,11 @@ def stop_after(step: int) -> TrainerCallback:
     return StopAfter()
 
 
-def _checkpoint(arguments: TrainingArguments, out: Path) -> str | None:
-    """``--resume_from_checkpoint``: a path, or ``last`` (also ``true``) for the newest checkpoint of the run."""
+def _checkpoint(arguments: TrainingArguments, out: Path, needed: bool) -> str | None:
+    """``--resume_from_checkpoint``: a path, or ``last`` (also ``true``) for the newest checkpoint of the run.
+
+    ``needed``: OptionError where there is none; of several seeds those that had not begun start from the beginning.
+    """
     asked = arguments.resume_from_checkpoint
     if asked is None or asked.lower() in ("", "false", "none"):
         return None
@@ -137,6 +151,9 @@ def _checkpoint(arguments: TrainingArguments, out: Path) -> str | None:
     from transformers.trainer_utils import get_last_checkpoint
 
     found = get_last_checkpoint(str(out)) if out.is_dir() else None
+    if found is None and not needed:
+        print(f"{out}: no checkpoint yet, starting from the beginning", flush=True)
+        return None
     if found is None:
         raise OptionError(f"there is no checkpoint in {out} to resume from")
     return str(found)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from spectral_monitor.record import RunRecord
+from tests.publish.offline import OfflineRun, offline_environment
 from train_examples import accelerate_loop, compare_seeds, tinystories_51m
 from train_examples.reference import OptionError, ReferenceArguments, build, build_model, parse, parser, song_syllables
 
@@ -146,6 +147,22 @@ def test_seeds_run_one_after_the_other_with_the_same_probes_and_are_compared(tmp
             for source in (4, 5)
         ]
         assert all(0 <= entry["verdict"]["conditions"][1]["top1"] <= 1 for entry in matrix)
+
+
+def test_each_seed_has_a_wandb_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    for name, value in offline_environment(tmp_path).items():
+        if name.startswith("WANDB_"):
+            monkeypatch.setenv(name, value)
+    more = ["--max_steps", "2", "--report_to", "wandb", "--output_dir", str(tmp_path / "runs")]
+    assert tinystories_51m.main([*TOY, *more, "--seeds", "4"]) == 0
+    resume = ["--seeds", "4", "5", "--resume_from_checkpoint", "last"]
+    assert tinystories_51m.main([*TOY, *more, *resume]) == 0  # 4 has ended, 5 had not begun
+    assert len(trainer_losses(tmp_path / "runs" / "seed-5", 2)) == 2
+    files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    assert len(files) == 3
+    losses = [sum("train/loss" in row for row in OfflineRun.read(file).rows) for file in files]
+    assert sorted(losses) == [0, 2, 2]
 
 
 def test_comparing_what_is_no_run_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
