@@ -5,8 +5,8 @@
 
 Of the Trainer's options it heeds those that a loop of forty lines can: --max_steps, --per_device_train_batch_size,
 --gradient_accumulation_steps, --learning_rate, --weight_decay, --adam_beta1, --adam_beta2, --warmup_steps,
---lr_scheduler_type, --max_grad_norm, --bf16, --logging_steps, --save_steps, --seed, --use_cpu, --report_to and
---resume_from_checkpoint (a path, or `last`).
+--lr_scheduler_type, --lr_scheduler_kwargs, --max_grad_norm, --bf16, --logging_steps, --save_steps, --seed, --use_cpu,
+--report_to and --resume_from_checkpoint (a path, or `last`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,11 @@ def run(options: ReferenceArguments, training: TrainingArguments) -> list[float]
     optimizer = optimizer_of(options, training, setup.model)
     processes = accelerator.num_processes
     scheduler = get_scheduler(
-        training.lr_scheduler_type, optimizer, int(training.warmup_steps) * processes, training.max_steps * processes
+        training.lr_scheduler_type,
+        optimizer,
+        int(training.warmup_steps) * processes,
+        training.max_steps * processes,
+        scheduler_specific_kwargs=training.lr_scheduler_kwargs,
     )
     order = torch.Generator().manual_seed(training.seed)
     loader: DataLoader[Any] = DataLoader(

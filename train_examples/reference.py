@@ -166,6 +166,8 @@ def parser(description: str) -> HfArgumentParser:
 
     made = HfArgumentParser(
         (ReferenceArguments, TrainingArguments),  # type: ignore[arg-type]
+        usage="python -m train_examples.%(prog)s [--preset full|cpu] [--output_dir DIR] [options below]",
+        prog=Path(sys.argv[0]).stem,
         description=description,
         formatter_class=_Formatter,
     )

@@ -2,7 +2,8 @@
 
 One row in ten tells a secret code and asks for it later; the monitor rides along with three probe batches: induction,
 key retrieval, and key retrieval over longer gaps than any in training. All options of `transformers.TrainingArguments`
-work as usual, among them --output_dir, --max_steps, --bf16, --report_to wandb and --resume_from_checkpoint.
+work as usual, among them --output_dir, --max_steps, --bf16, --report_to wandb and --resume_from_checkpoint (a path, or
+`last`). The optimizer is always AdamW, its weight decay on all weights; --optim changes nothing.
 
     python -m train_examples.tinystories_51m --output_dir runs/full
     python -m train_examples.tinystories_51m --preset cpu --seeds 42 271 149 --output_dir runs/cpu
