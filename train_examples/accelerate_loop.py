@@ -65,12 +65,13 @@ def run(options: ReferenceArguments, training: TrainingArguments) -> list[float]
     setup = build(options, training.seed, rows_wanted(training))
     optimizer = optimizer_of(options, training, setup.model)
     processes = accelerator.num_processes
+    of_scheduler = training.lr_scheduler_kwargs
     scheduler = get_scheduler(
         training.lr_scheduler_type,
         optimizer,
         int(training.warmup_steps) * processes,
         training.max_steps * processes,
-        scheduler_specific_kwargs=training.lr_scheduler_kwargs,
+        scheduler_specific_kwargs=of_scheduler if isinstance(of_scheduler, dict) else None,
     )
     order = torch.Generator().manual_seed(training.seed)
     loader: DataLoader[Any] = DataLoader(
