@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -23,10 +22,18 @@ from spectral_monitor.errors import CaptureError, ProbeError
 from spectral_monitor.guest import guest, unwrap
 from spectral_monitor.heads import Head
 from spectral_monitor.observation import FloatArray, IntArray
+from spectral_monitor.prefix import Extent, Prefix
 from spectral_monitor.probe import ProbeBatch
 from spectral_monitor.ranks import Reduction, split_over
 from spectral_monitor.screen import Columns, column_indicators
-from spectral_monitor.shortcut import parts_behind_attention, query_row_only, saves_work
+from spectral_monitor.shortcut import (
+    parts_behind_attention,
+    query_row_only,
+    runs_and,
+    same_bits,
+    same_but_for_rounding,
+    saves_work,
+)
 from spectral_monitor.spectrum import gram
 
 #: ``(model, tokens [B, T], mask or None) -> logits`` of shape [B, T, V], [B, K, V] or [B, V]; see ``SpectralMonitor``.
@@ -303,6 +310,8 @@ class Subject:
         self.anatomy = replace(own, blocks=tuple(whole))
         self._attention_of = {(id(b.module), b.call): n for n, b in enumerate(self.anatomy.blocks)}
         self._projection_of = {(id(b.projection), b.projection_call): n for n, b in enumerate(self.anatomy.blocks)}
+        #: What ``_check_replay`` found out: the prefix's extent, and whether conditions may share a forward.
+        self._replay: dict[tuple[int, int, bool], tuple[Extent, bool]] = {}
         self._check_itself(probe)
 
     @property
@@ -520,33 +529,90 @@ class Subject:
     ) -> list[Examples]:
         """The probe's task under each ablation (recipe section 4).
 
-        Zero ablation, or mean ablation where ``means`` (from ``mean_outputs``) are given. The layers in front of the
-        first ablated one run once a micro-batch for all conditions, where the model's layers form one list and doing
-        so gives the same logits to the bit (checked on the first micro-batch).
+        Zero ablation, or mean ablation where ``means`` (from ``mean_outputs``) are given. What all conditions share,
+        the model in front of the first ablated output projection, runs once a micro-batch (see ``Prefix``); behind the
+        last attention the query's row alone is computed where that is safe (see ``shortcut``); and where the probe
+        has fewer rows than ``batch_size``, several conditions share a forward.
         """
         reduce = reduce or Reduction()
         for condition in conditions:
             self._check_heads(condition.heads)
         results = [Examples.empty(probe.rows) for _ in conditions]
+        together = max(1, batch_size // probe.rows)
         tap = _AblationTap(self, means)
-        prefix = _Prefix(self, conditions, tap)
-        with reduce.together(), self._instrumented(tap):
+        prefix = Prefix(self.anatomy, [head.layer for condition in conditions for head in condition.heads])
+        short = query_row_only(self._behind_attention, lambda: tap.query)
+        with reduce.together(), self._instrumented(tap), short:
             for rows, counts in reduce.micro_batches(probe.rows, batch_size):
-                tap.set(frozenset())
+                tap.set([frozenset()])
                 with prefix.recording():
                     intact = self._run(tap, probe, rows)
-                prefix.check(partial(self._run, tap, probe, rows), intact, reduce)
-                with prefix.replaying():
-                    for condition, result in zip(conditions, results, strict=True):
-                        tap.set(condition.heads)
-                        logits = self._run(tap, probe, rows) if condition.heads else intact
-                        if counts:
-                            self._score(result, probe, rows, logits)
-                        if progress is not None:
-                            progress(len(rows))
+                together = self._check_replay(tap, prefix, probe, rows, conditions, together, reduce)
+                for number, logits in self._each_condition(tap, prefix, probe, rows, conditions, together, intact):
+                    if counts:
+                        self._score(results[number], probe, rows, logits)
+                    if progress is not None:
+                        progress(len(rows))
         for result in results:
             reduce.sum_arrays([result.logprob, result.logit, result.rank, result.advantage])
         return results
+
+    def _each_condition(
+        self,
+        tap: _AblationTap,
+        prefix: Prefix,
+        probe: ProbeBatch,
+        rows: IntArray,
+        conditions: Sequence[Ablation],
+        together: int,
+        intact: Tensor,
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Number and [B, V] logits of every condition, ``together`` of them in one forward."""
+        ablated = [number for number, condition in enumerate(conditions) if condition.heads]
+        yield from ((number, intact) for number, condition in enumerate(conditions) if not condition.heads)
+        for start in range(0, len(ablated), together):
+            group = ablated[start : start + together]
+            tap.set([conditions[number].heads for number in group])
+            with prefix.replaying(tap, len(rows), len(group)):
+                logits = self._run(tap, probe, np.tile(rows, len(group)))
+            yield from zip(group, logits.split(len(rows)), strict=True)
+
+    def _check_replay(
+        self,
+        tap: _AblationTap,
+        prefix: Prefix,
+        probe: ProbeBatch,
+        rows: IntArray,
+        conditions: Sequence[Ablation],
+        together: int,
+        reduce: Reduction,
+    ) -> int:
+        """Find out, once for a layer and a shape, how much of the prefix may be replayed, and whether conditions may
+        share a forward; sets the prefix's extent and returns how many may share.
+
+        Replayed and not, a condition must have the same logits to the bit; sharing a forward, the same up to what
+        another matrix shape rounds differently.
+        """
+        ablated = [condition.heads for condition in conditions if condition.heads]
+        if not ablated:
+            return 1
+        key = (prefix.layer, probe.length, together > 1)
+        if key not in self._replay:
+            tap.set(ablated[:1])
+            plain = self._run(tap, probe, rows)
+
+            def replayed(*conditions: frozenset[Head]) -> Tensor:
+                tap.set(conditions)
+                with prefix.replaying(tap, len(rows), len(conditions)):
+                    return self._run(tap, probe, np.tile(rows, len(conditions)))[-len(rows) :]
+
+            prefix.settle(lambda: same_bits(replayed(ablated[0]), plain), reduce)
+            shares = together > 1 and reduce.everywhere(
+                runs_and(lambda: same_but_for_rounding(replayed(frozenset(), ablated[0]), plain))
+            )
+            self._replay[key] = prefix.extent, shares
+        prefix.extent, shares = self._replay[key]
+        return together if shares else 1
 
     def _number_of(self, layer: int) -> int:
         return self.anatomy.blocks.index(self.anatomy.block(layer))
@@ -855,102 +921,35 @@ class _AblationTap(_Tap):
     def __init__(self, subject: Subject, means: Mapping[int, Tensor] | None) -> None:
         super().__init__(subject)
         self._means = means
-        self._out: dict[int, list[int]] = {}
+        self._conditions = 1
+        self._out: dict[int, dict[int, list[int]]] = {}
 
-    def set(self, heads: frozenset[Head]) -> None:
-        """Ablate ``heads`` from now on, as far as this rank holds them (numbers in ``_out`` are its own)."""
+    def set(self, conditions: Sequence[frozenset[Head]]) -> None:
+        """From now on, ablate the heads of each condition in its equal share of the rows.
+
+        As far as this rank holds them: numbers in ``_out`` (layer -> condition -> heads) are its own.
+        """
+        self._conditions = len(conditions)
         self._out = {}
-        for layer, head in sorted(heads):
-            own, _ = self._subject.own_heads[self._subject._number_of(layer)]
-            if head in own:
-                self._out.setdefault(layer, []).append(own.index(head))
+        for number, heads in enumerate(conditions):
+            for layer, head in sorted(heads):
+                own, _ = self._subject.own_heads[self._subject._number_of(layer)]
+                if head in own:
+                    self._out.setdefault(layer, {}).setdefault(number, []).append(own.index(head))
 
     def heads_ran(self, number: int, outputs: Tensor) -> Tensor | None:
         layer = self._blocks[number].layer
-        heads = self._out.get(layer)
-        if heads is None:
+        if layer not in self._out:
             return None
         changed = outputs.clone()
-        if self._means is None:
-            changed[:, :, heads] = 0
-        else:
-            mean = self._means[layer][: outputs.shape[1]].to(outputs.device, outputs.dtype)
-            changed[:, :, heads] = mean[:, heads]
+        shares = changed.split(len(changed) // self._conditions)
+        for condition, heads in self._out[layer].items():
+            if self._means is None:
+                shares[condition][:, :, heads] = 0
+            else:
+                mean = self._means[layer][: outputs.shape[1]].to(outputs.device, outputs.dtype)
+                shares[condition][:, :, heads] = mean[:, heads]
         return changed
-
-
-class _Prefix:
-    """Runs the layers in front of the first ablated one once a micro-batch for all conditions.
-
-    The output of the last layer in front is kept; under a condition, every layer in front returns it at once.
-    """
-
-    def __init__(self, subject: Subject, conditions: Sequence[Ablation], tap: _Tap) -> None:
-        anatomy = subject.anatomy
-        layers = [layer for condition in conditions for layer, _ in condition.heads]
-        self._tap = tap
-        self._front: tuple[nn.Module, ...] = ()
-        self._skipped: frozenset[int] = frozenset()
-        shared = any(block.call > 1 or block.projection_call > 1 for block in anatomy.blocks)
-        if layers and not shared:
-            first = anatomy.block(min(layers))
-            owner = next((place for place, layer in enumerate(anatomy.stack) if _holds(layer, first)), 0)
-            self._front = anatomy.stack[:owner]
-            self._skipped = frozenset(n for n, block in enumerate(anatomy.blocks) if block.layer < first.layer)
-        self._checked = False
-        self._output: Any = None
-        self._active = bool(self._front)
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        if not self._active:
-            yield
-            return
-
-        def keep(module: nn.Module, args: Any, output: Any) -> None:
-            self._output = output
-
-        handle = self._front[-1].register_forward_hook(keep)
-        try:
-            yield
-        finally:
-            handle.remove()
-
-    def check(self, run: Callable[[], Tensor], intact: Tensor, reduce: Reduction) -> None:
-        """On the first micro-batch: is the replayed intact model equal to the bit? If not, never replay."""
-        if not self._active or self._checked:
-            return
-        self._checked = True
-        try:
-            with self.replaying():
-                same = torch.equal(run().nan_to_num(), intact.nan_to_num())
-        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
-            same = False
-        # On a sharded model, a rank that replays and one that does not would wait for each other.
-        self._active = reduce.everywhere(same)
-
-    @contextmanager
-    def replaying(self) -> Iterator[None]:
-        if not self._active:
-            yield
-            return
-        kept = [(module, module.__dict__.get("forward")) for module in self._front]
-        try:
-            for module in self._front:
-                module.forward = lambda *args, **kwargs: self._output  # type: ignore[method-assign]
-            self._tap.skipped = self._skipped
-            yield
-        finally:
-            self._tap.skipped = frozenset()
-            for module, forward in kept:
-                if forward is None:
-                    del module.__dict__["forward"]
-                else:
-                    module.__dict__["forward"] = forward
-
-
-def _holds(module: nn.Module, block: AttentionBlock) -> bool:
-    return any(inner is block.module for inner in module.modules())
 
 
 def _own_heads(block: AttentionBlock, reduce: Reduction) -> tuple[range, int]:

@@ -162,9 +162,10 @@ class SequentialRule:
         return None
 
     def next_round(self, draws: int) -> int:
-        """How many draws to make before deciding again: rounds grow, and end on the looks."""
+        """How many draws to make before deciding again: rounds grow, since each runs the intact model once, and end on
+        the looks."""
         goal = self.first_look if self.first_rejects and draws < self.first_look else self.limit
-        return min(max(8, draws), goal - draws)
+        return min(max(8, 3 * draws), goal - draws)
 
 
 def _most_exceedances(level: float, limit: int) -> int:
