@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from train_examples.reference import (
+    MAX_KEYS,
     OptionError,
     ReferenceArguments,
     build,
@@ -23,6 +24,7 @@ from train_examples.reference import (
     monitor_options,
     optimizer_of,
     rows_wanted,
+    save_options,
     trackers_of,
 )
 
@@ -44,7 +46,9 @@ def run(options: ReferenceArguments, training: TrainingArguments) -> list[float]
     from torch.utils.data import DataLoader
     from transformers import get_scheduler
 
-    from spectral_monitor import SpectralMonitor
+    from spectral_monitor.attach.accelerate import watch
+    from spectral_monitor.publish.guarded import guarded
+    from spectral_monitor.publish.trackers import AcceleratePublisher
 
     if options.seeds:
         raise OptionError("the loop trains one seed: give --seed, or use train_examples.tinystories_51m for --seeds")
@@ -62,6 +66,8 @@ def run(options: ReferenceArguments, training: TrainingArguments) -> list[float]
         accelerator.init_trackers(
             "spectral_monitor_reference", config={"seed": training.seed, "preset": options.preset}
         )
+    if accelerator.is_main_process:
+        save_options(options, out)
     setup = build(options, training.seed, rows_wanted(training))
     optimizer = optimizer_of(options, training, setup.model)
     processes = accelerator.num_processes
@@ -79,9 +85,16 @@ def run(options: ReferenceArguments, training: TrainingArguments) -> list[float]
     )
     model, optimizer, loader, scheduler = accelerator.prepare(setup.model, optimizer, loader, scheduler)
 
-    monitor = SpectralMonitor(out / "spectral_monitor", setup.probes, **monitor_options(options, training.max_steps))
+    monitor = watch(
+        accelerator,
+        out / "spectral_monitor",
+        probes=setup.probes,
+        trackers=False,  # given here, with room for three probes
+        publishers=guarded([AcceleratePublisher(accelerator, max_keys=MAX_KEYS)]),
+        **monitor_options(options, training.max_steps),
+    )
     batch = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes
-    step = _resume(training, out, accelerator, monitor)
+    step = _resume(training, out, accelerator)
     if step == 0:
         monitor.step(model, 0, 0.0)
     losses = []
@@ -105,7 +118,7 @@ def run(options: ReferenceArguments, training: TrainingArguments) -> list[float]
             accelerator.print(f"step {step} of {training.max_steps}: loss {losses[-1]:.4f}", flush=True)
         ends = step >= training.max_steps or step == options.stop_after
         if ends or step % int(training.save_steps) == 0:
-            _save(out, step, accelerator, monitor)
+            accelerator.save_state(str(out / f"checkpoint-{step}"))  # with the monitor's state in it
         if ends:
             break
     if step >= training.max_steps:
@@ -134,20 +147,8 @@ def _batches(loader: DataLoader[Any], accelerator: Any, skip: int) -> Iterator[d
         epoch += 1
 
 
-def _save(out: Path, step: int, accelerator: Any, monitor: Any) -> None:
-    """A checkpoint with the monitor's own state in it."""
-    from spectral_monitor.record import write_json
-
-    where = out / f"checkpoint-{step}"
-    accelerator.save_state(str(where))
-    if accelerator.is_main_process:
-        write_json(where / "spectral_monitor.json", monitor.state_dict())
-
-
-def _resume(training: TrainingArguments, out: Path, accelerator: Any, monitor: Any) -> int:
+def _resume(training: TrainingArguments, out: Path, accelerator: Any) -> int:
     """Load the checkpoint that ``--resume_from_checkpoint`` names; the step it stands at, 0 without one."""
-    import json
-
     asked = training.resume_from_checkpoint
     if asked is None or asked.lower() in ("", "false", "none"):
         return 0
@@ -159,9 +160,6 @@ def _resume(training: TrainingArguments, out: Path, accelerator: Any, monitor: A
     if not Path(asked).is_dir():
         raise OptionError(f"there is no checkpoint {asked}")
     accelerator.load_state(asked)
-    state = Path(asked) / "spectral_monitor.json"
-    if state.is_file():
-        monitor.load_state_dict(json.loads(state.read_text()))
     return int(Path(asked).name.split("-")[1])
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,7 +16,16 @@ import torch
 from spectral_monitor.record import RunRecord
 from tests.publish.offline import OfflineRun, offline_environment
 from train_examples import accelerate_loop, compare_seeds, tinystories_51m
-from train_examples.reference import OptionError, ReferenceArguments, build, build_model, parse, parser, song_syllables
+from train_examples.reference import (
+    OptionError,
+    ReferenceArguments,
+    build,
+    build_model,
+    load_options,
+    parse,
+    parser,
+    song_syllables,
+)
 
 TOY = (  # noqa: SIM905
     "--preset cpu --layers 2 --width 16 --heads 2 --context 64 --gap 4 12 --long_gap 16 24 --probe_rows 8 "
@@ -149,20 +160,43 @@ def test_seeds_run_one_after_the_other_with_the_same_probes_and_are_compared(tmp
         assert all(0 <= entry["verdict"]["conditions"][1]["top1"] <= 1 for entry in matrix)
 
 
-def test_each_seed_has_a_wandb_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_another_process(script: str, folder: Path) -> None:
+    """Run Python code that uses W&B offline, its files in ``folder``: W&B reads its environment once a process."""
     pytest.importorskip("wandb")
-    for name, value in offline_environment(tmp_path).items():
-        if name.startswith("WANDB_"):
-            monkeypatch.setenv(name, value)
-    more = ["--max_steps", "2", "--report_to", "wandb", "--output_dir", str(tmp_path / "runs")]
-    assert tinystories_51m.main([*TOY, *more, "--seeds", "4"]) == 0
-    resume = ["--seeds", "4", "5", "--resume_from_checkpoint", "last"]
-    assert tinystories_51m.main([*TOY, *more, *resume]) == 0  # 4 has ended, 5 had not begun
+    environment = offline_environment(folder)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+#: The accuracy of each probe in a W&B run.
+TOP1 = {
+    "spectral_monitor/probe_top1",
+    "spectral_monitor/key_retrieval/probe_top1",
+    "spectral_monitor/key_retrieval_long/probe_top1",
+}
+
+
+def test_the_bare_loop_logs_the_loss_and_all_three_probes_to_wandb(tmp_path: Path) -> None:
+    arguments = [*TOY, "--report_to", "wandb", "--output_dir", str(tmp_path / "run")]
+    in_another_process(f"from train_examples.accelerate_loop import main; assert main({arguments}) == 0", tmp_path)
+    run = OfflineRun.find(tmp_path)
+    assert {"train/loss", *TOP1} <= run.all_keys()
+    assert run.points("spectral_monitor/key_retrieval_long/probe_top1", "spectral_monitor/step")
+
+
+def test_each_seed_has_a_wandb_run_of_its_own(tmp_path: Path) -> None:
+    arguments = [*TOY, "--max_steps", "2", "--report_to", "wandb", "--output_dir", str(tmp_path / "runs"), "--seeds"]
+    in_another_process(
+        "from train_examples.tinystories_51m import main\n"
+        f"assert main([*{arguments}, '4']) == 0\n"
+        # 4 has ended, 5 had not begun
+        f"assert main([*{arguments}, '4', '5', '--resume_from_checkpoint', 'last']) == 0",
+        tmp_path,
+    )
     assert len(trainer_losses(tmp_path / "runs" / "seed-5", 2)) == 2
-    files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
-    assert len(files) == 3
-    losses = [sum("train/loss" in row for row in OfflineRun.read(file).rows) for file in files]
-    assert sorted(losses) == [0, 2, 2]
+    runs = [OfflineRun.read(file) for file in sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))]
+    assert sorted(sum("train/loss" in row for row in run.rows) for run in runs) == [0, 2, 2]
+    assert sum(run.all_keys() >= TOP1 for run in runs) >= 2
 
 
 def test_comparing_what_is_no_run_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,6 +214,9 @@ def test_the_bare_loop_resumes_to_the_same_losses(tmp_path: Path) -> None:
     second = losses(tmp_path / "broken", "--resume_from_checkpoint", "last")
     assert len(whole) == 6 and first + second == whole
     assert (tmp_path / "broken" / "final" / "config.json").exists()
+    assert load_options(tmp_path / "broken").preset == "cpu"
+    kept = [observation.step for observation in RunRecord.open(tmp_path / "broken" / "spectral_monitor").observations()]
+    assert sorted(set(kept)) == [0, 1, 2, 4, 6] and len(kept) == 15
     assert not (tmp_path / "whole" / "checkpoint-3").exists()
 
 
