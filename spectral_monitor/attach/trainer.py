@@ -69,16 +69,22 @@ class SpectralMonitorCallback(TrainerCallback):  # type: ignore[misc]
         if self._ready and state.is_world_process_zero:
             self._guarded(self._save_beside, args, state)
 
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        # A run that ends before its planned last step is looked at all the same: here, since with
+        # ``load_best_model_at_end`` the weights are others by ``on_train_end``.
+        if control.should_training_stop:
+            self._look_at_the_end(args, state, kwargs["model"])
+
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._tokens.stop()
         if not self._ready:
             return
-        if self.monitor.last_step != state.global_step:
-            # The run ended before its planned last step: the end is looked at all the same.
-            where = self._where(args, state)
-            self._guarded(self.monitor.observe, kwargs["model"], state.global_step, **where)
+        if not args.load_best_model_at_end:
+            self._look_at_the_end(args, state, kwargs["model"])
         self._guarded(self._end)
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -129,6 +135,10 @@ class SpectralMonitorCallback(TrainerCallback):  # type: ignore[misc]
         look = self.monitor.step(model, state.global_step, **where)
         if look is not None:
             self._respond(look, control)
+
+    def _look_at_the_end(self, args: TrainingArguments, state: TrainerState, model: nn.Module) -> None:
+        if self._ready and self.monitor.last_step != state.global_step:
+            self._guarded(self.monitor.observe, model, state.global_step, **self._where(args, state))
 
     def _respond(self, look: Look, control: TrainerControl) -> None:
         if look.response.save is not None:

@@ -188,3 +188,42 @@ def test_tokens_are_those_of_training_alone(
 def test_padding_is_no_data_where_the_trainer_keeps_no_counter(tmp_path: Path) -> None:
     tokens, flags = token_run(tmp_path, "no", padded=True, resume=False, steps=6)
     assert tokens == [step * 48 for step in range(7)] and all(flags[1:])
+
+
+class StopAfterEvaluation(TrainerCallback):
+    """Early stopping: ends the training once it was evaluated after ``step``."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        control.should_training_stop = state.global_step >= self.step
+        return control
+
+
+def test_the_last_look_of_a_run_that_stops_early_is_not_at_its_best_model(tmp_path: Path) -> None:
+    """``load_best_model_at_end`` puts other weights into the model before ``on_train_end``."""
+    monitor = tiny.monitor(tmp_path / "record", schedule=LogSchedule(points_per_octave=1, last_step=40))
+    run = tiny.trainer(
+        tmp_path,
+        callbacks=[StopAfterEvaluation(15), SpectralMonitorCallback(monitor, trackers=False)],
+        evaluation=tiny.rows(8, seed=9),
+        eval_strategy="steps",
+        eval_steps=5,
+        save_strategy="steps",
+        save_steps=5,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_loss",
+        greater_is_better=True,  # so that the best is not the last: the loss falls
+    )
+    run.train()
+    assert run.state.global_step == 15 and run.state.best_global_step == 5
+    record = RunRecord.open(tmp_path / "record")
+    assert record.steps() == [0, 1, 2, 4, 8, 15]
+
+    def seen(step: int) -> list[float]:
+        model = tiny.GPT2LMHeadModel.from_pretrained(tmp_path / f"checkpoint-{step}")
+        return list(tiny.monitor(None).observe(model, step, 0.0).observations[0].heads.pr)
+
+    last = list(record.observations()[-1].heads.pr)
+    assert last == pytest.approx(seen(15), rel=1e-5) and last != pytest.approx(seen(5), rel=1e-2)
