@@ -145,8 +145,13 @@ class Event:
 
     @property
     def key(self) -> str:
-        """Two events of one key are the same event: a resumed run must not raise it twice."""
-        return "|".join((self.kind, self.probe, self.capability, ",".join(self.heads), self.direction, str(self.step)))
+        """Two events of one key are the same event: a resumed run must not raise it twice.
+
+        What a note or an error says is part of its key; elsewhere the text holds values that need not come out alike.
+        """
+        said = (self.text,) if self.kind in ("note", "error") else ()
+        what = (self.kind, self.probe, self.capability, ",".join(self.heads), self.direction, str(self.step))
+        return "|".join((*what, *said))
 
 
 @dataclass(frozen=True)

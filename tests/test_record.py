@@ -166,6 +166,13 @@ def test_one_event_told_twice_counts_once(tmp_path: Path) -> None:
         assert [event.time for event in record.events()] == [1.0]
 
 
+def test_two_notes_of_one_step_are_two(tmp_path: Path) -> None:
+    record = RunRecord.create(tmp_path / "record", {})
+    for text in ("the weights are those of step 4", "bf16", "bf16"):
+        record.add_event(Event("note", 8, 512.0, "induction", text=text))
+    assert [event.text for event in record.events()] == ["the weights are those of step 4", "bf16"]
+
+
 def test_json_never_holds_a_bare_nan() -> None:
     text = dumps({"a": float("nan"), "b": [np.float64("inf")], "c": np.array([1.0, np.nan])}, indent=None)
     assert json.loads(text) == {"a": None, "b": [None], "c": [1.0, None]} and "NaN" not in text
