@@ -114,6 +114,9 @@ def _batch(run: Path, probe: str, rows: int) -> ProbeBatch:
 
 def _model(run: Path) -> Any:
     """The trained model of a run (``final/``)."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     folder = run / "final"
     if not folder.is_dir():
         raise OptionError(f"{run} has no final model ({folder}): let the run come to its end")
@@ -131,14 +134,17 @@ def _show(
     from spectral_monitor.publish.tables import show
 
     console = Console()
+    short = {name: name.removesuffix("/spectral_monitor") for name in found.runs}
     for pair in found.pairs:
         shared = ", ".join(f"{what} {show(one.jaccard, '.2f')}" for what, one in pair.overlaps.items())
-        console.print(f"{probe}: Jaccard of {pair.first} and {pair.second}: {shared}", highlight=False, soft_wrap=True)
+        said = f"{probe}: Jaccard of {short[pair.first]} and {short[pair.second]}: {shared}"
+        console.print(said, highlight=False, soft_wrap=True)
     for what, entries in moved.items():
-        table = Table(title=f"{probe}, {what}: top-1 of the column's model without the row's heads")
+        table = Table(title=f"{probe}, {what}: top-1 of the column's model without the row's heads", show_lines=True)
+        table.caption = "in brackets: lowest and highest without as many random other heads of the same layers"
         table.add_column("heads of")
         for target in found.runs:
-            table.add_column(f"in {target}", justify="right")
+            table.add_column(f"in {short[target]}", justify="right")
         intact = {entry.target: _top1(entry, "baseline") for entry in entries if entry.verdict is not None}
         table.add_row("(none out)", *(show(intact.get(target), ".3f") for target in found.runs))
         for source in found.runs:
@@ -146,10 +152,18 @@ def _show(
             for target in found.runs:
                 entry = next(e for e in entries if (e.source, e.target) == (source, target))
                 verdict = "" if entry.verdict is None else f" {entry.verdict.verdict}"
-                cells.append(f"{show(_top1(entry, 'circuit'), '.3f')}{verdict}")
+                cells.append(f"{show(_top1(entry, 'circuit'), '.3f')}{verdict}{_control(entry)}")
             heads = " ".join(str(head) for head in sets[what][source]) or "none"
-            table.add_row(f"{source}: {heads}", *cells)
+            table.add_row(f"{short[source]}: {heads}", *cells)
         console.print(table)
+
+
+def _control(entry: Transplant) -> str:
+    """The range of top-1 over the matched-random sets, on a line of its own; nothing where there is no control."""
+    if entry.verdict is None or not entry.verdict.random:
+        return ""
+    top1 = [draw.top1 for draw in entry.verdict.random]
+    return f"\n({min(top1):.3f} to {max(top1):.3f})"
 
 
 def _top1(entry: Transplant, condition: str) -> float | None:
