@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 import sys
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from spectral_monitor.options import (
+    AllowPickle,
+    Baseline,
+    BaselineName,
+    BatchSize,
+    Classify,
+    Device,
+    Draws,
+    Dtype,
+    GgufFile,
+    Member,
+    MinAttention,
+    NullDraws,
+    PreviousToken,
+    ProbeSeed,
+    Protocol,
+    ProtocolName,
+    Revision,
+    Rows,
+    TokenRange,
+    TrustRemoteCode,
+)
 
 if TYPE_CHECKING:
     from spectral_monitor.scan import ScanResult
@@ -22,60 +44,35 @@ app = typer.Typer(
 )
 
 
-class Protocol(str, Enum):
-    """Probe protocols."""
-
-    default = "default"
-    published = "published"
-
-
-class Baseline(str, Enum):
-    """Baselines of the selectivity."""
-
-    others = "others"
-    sampled = "sampled"
-    uniform = "uniform"
-
-
 @app.command()
 def scan(
     model: Annotated[str, typer.Argument(help="Hub id (owner/name), local folder, or .gguf file.")],
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub repository.")] = None,
-    gguf_file: Annotated[str | None, typer.Option(help="Name of the GGUF file in the folder or repository.")] = None,
-    n: Annotated[int, typer.Option("--n", help="Probe rows N (published: 2000).")] = 512,
+    revision: Revision = None,
+    gguf_file: GgufFile = None,
+    n: Rows = 512,
     seq_len: Annotated[
         int | None, typer.Option(help="Tokens a row T. Default: 256, or the model's maximum if that is less.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the probe batch.")] = 42,
-    token_range: Annotated[
-        tuple[int, int], typer.Option(metavar="LO HI", help="Token ids are drawn from [LO, HI).")
-    ] = (100, 10_000),
-    protocol: Annotated[
-        Protocol, typer.Option(help="published: the papers' batch, token for token; default: no collisions.")
-    ] = Protocol.default,
-    baseline: Annotated[
-        Baseline, typer.Option(help="What selectivity divides by (sampled: the published numbers).")
-    ] = Baseline.others,
-    member: Annotated[float, typer.Option(help="Selectivity from which a head belongs to a circuit.")] = 50.0,
-    classify: Annotated[float, typer.Option(help="Selectivity from which a head gets a class.")] = 30.0,
-    previous_token: Annotated[float, typer.Option(help="The previous-token circuit's own threshold.")] = 100.0,
-    min_attention: Annotated[
-        float, typer.Option(help="Attention mass below which a head is never a circuit member.")
-    ] = 0.02,
-    null_draws: Annotated[int, typer.Option(help="Random targets a head for the noise floor.")] = 20,
-    draws: Annotated[int, typer.Option(help="Matched-random draws of the causal check, at most.")] = 199,
+    seed: ProbeSeed = 42,
+    token_range: TokenRange = (100, 10_000),
+    protocol: ProtocolName = Protocol.default,
+    baseline: BaselineName = Baseline.others,
+    member: Member = 50.0,
+    classify: Classify = 30.0,
+    previous_token: PreviousToken = 100.0,
+    min_attention: MinAttention = 0.02,
+    null_draws: NullDraws = 20,
+    draws: Draws = 199,
     draw_seed: Annotated[int, typer.Option(help="Seed of the matched-random draws.")] = 0,
     alpha: Annotated[float, typer.Option(help="Level of the causal check.")] = 0.05,
     modes: Annotated[str, typer.Option(help="Ablation modes: zero, mean, or zero,mean.")] = "zero,mean",
     check: Annotated[bool, typer.Option(help="Run the causal check of the induction circuit.")] = True,
     check_seconds: Annotated[float | None, typer.Option(help="Time budget of the causal check. Default: none.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16, float16, auto. Default: float32 below 2B parameters.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: cuda if there is one.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Probe rows a micro-batch.")] = None,
-    trust_remote_code: Annotated[bool, typer.Option(help="Run code that the checkpoint brings along.")] = False,
-    allow_pickle: Annotated[bool, typer.Option(help="Accept .bin weights (read with weights_only=True).")] = False,
+    dtype: Dtype = None,
+    device: Device = None,
+    batch_size: BatchSize = None,
+    trust_remote_code: TrustRemoteCode = False,
+    allow_pickle: AllowPickle = False,
     json: Annotated[Path | None, typer.Option(help="Write everything measured to this file.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write a run record into this directory.")] = None,
     top: Annotated[int, typer.Option(help="Heads in the printed table.")] = 15,

@@ -12,7 +12,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spectral_monitor.errors import SpectralMonitorError
+from spectral_monitor.errors import SpectralMonitorError, ThresholdError
+from spectral_monitor.options import (
+    Baseline,
+    BaselineName,
+    BatchSize,
+    Device,
+    Draws,
+    Dtype,
+    GgufFile,
+    NullDraws,
+    Protocol,
+    ProtocolName,
+    Revision,
+    Rows,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -256,19 +270,13 @@ def _transplant(
 
 def calibrate_command(
     model: Annotated[str, typer.Argument(help="Hub id, checkpoint folder or GGUF file.", show_default=False)],
-    revision: Annotated[
-        str | None, typer.Option("--revision", help="Branch, tag or commit.", show_default=False)
-    ] = None,
-    gguf_file: Annotated[
-        str | None, typer.Option("--gguf-file", help="Name of the GGUF file in the folder.", show_default=False)
-    ] = None,
-    n: Annotated[int, typer.Option("--n", help="Probe rows.", min=2)] = 128,
+    revision: Revision = None,
+    gguf_file: GgufFile = None,
+    n: Rows = 128,
     seq_len: Annotated[int, typer.Option("--seq-len", help="Tokens a row.")] = 256,
-    protocol: Annotated[str, typer.Option("--protocol", help="published or default.")] = "published",
-    baseline: Annotated[str, typer.Option("--baseline", help="others, sampled or uniform.")] = "sampled",
-    null_draws: Annotated[
-        int, typer.Option("--null-draws", help="Random targets a head for the noise floor.", min=1)
-    ] = 500,
+    protocol: ProtocolName = Protocol.published,
+    baseline: BaselineName = Baseline.sampled,
+    null_draws: NullDraws = 500,
     sweep: Annotated[
         list[float] | None,
         typer.Option("--sweep", help="Ablate all heads at or above this threshold; repeat it.", show_default=False),
@@ -291,11 +299,11 @@ def calibrate_command(
     ] = None,
     text_column: Annotated[str, typer.Option("--text-column", help="Column of a table or dataset.")] = "text",
     text_split: Annotated[str, typer.Option("--text-split", help="Split of a dataset.")] = "train",
-    draws: Annotated[int, typer.Option("--draws", help="Matched-random draws at most.", min=1)] = 64,
+    draws: Draws = 64,
     mode: Annotated[str, typer.Option("--mode", help="zero or mean ablation.")] = "zero",
-    dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16 or auto.")] = "float32",
-    device: Annotated[str | None, typer.Option("--device", help="For example cuda:0.", show_default=False)] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Probe rows a micro-batch.", min=1)] = 16,
+    dtype: Dtype = None,
+    device: Device = None,
+    batch_size: BatchSize = None,
     json_file: JsonFile = None,
 ) -> None:
     """Where the screen's bars stand on one model: noise floor, conserved fraction, threshold sweep, composition."""
@@ -305,6 +313,8 @@ def calibrate_command(
         from spectral_monitor.publish.model_tables import tables_of_calibration
         from spectral_monitor.replay.loading import load_model
 
+        if draws < 1 or null_draws < 1 or (batch_size is not None and batch_size < 1):
+            raise ThresholdError("--draws, --null-draws and --batch-size are 1 or more")
         documents = None
         if text is not None:
             documents = tokenize(texts_of(text, text_column, text_split), model, revision, gguf_file)
@@ -312,12 +322,12 @@ def calibrate_command(
         job = Job(
             rows=n,
             length=seq_len,
-            protocol=protocol,
-            baseline=baseline,
+            protocol=protocol.value,
+            baseline=baseline.value,
             null_draws=null_draws,
             draws=draws,
             mode=mode,
-            batch_size=batch_size,
+            batch_size=batch_size or Job.batch_size,
             sweep=tuple(sorted(sweep or ())),
             composition=composition,
             composition_draws=composition_draws,

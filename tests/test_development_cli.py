@@ -104,6 +104,8 @@ def test_wrong_input_is_one_sentence_and_status_1(run: Path, tmp_path: Path) -> 
         (("import", tmp_path / "none.csv", "--out", tmp_path / "made"), "no file at"),
         (("import", tmp_path / "none.csv", "--out", tmp_path / "made", "--rename", "x"), "OLD=NEW"),
         (("calibrate", tmp_path / "nothing"), "does not exist"),
+        (("calibrate", tmp_path / "nothing", "--draws", "0"), "--draws, --null-draws and --batch-size are 1 or more"),
+        (("calibrate", tmp_path / "nothing", "--batch-size", "0"), "are 1 or more"),
     ]
     for arguments, says in cases:
         done = call(*arguments)

@@ -11,6 +11,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from spectral_monitor.options import (
+    AllowPickle,
+    Baseline,
+    BaselineName,
+    BatchSize,
+    Classify,
+    Device,
+    Draws,
+    Dtype,
+    GgufFile,
+    Member,
+    MinAttention,
+    NullDraws,
+    PreviousToken,
+    ProbeSeed,
+    Protocol,
+    ProtocolName,
+    Rows,
+    TokenRange,
+    TrustRemoteCode,
+)
+
 if TYPE_CHECKING:
     from spectral_monitor.replay.hub import Hub
     from spectral_monitor.replay.loading import LoadOptions
@@ -82,52 +104,38 @@ def replay(
             show_default=False,
         ),
     ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="float32, bfloat16, float16, auto. Default: float32 below 2B parameters, else bfloat16.",
-            show_default=False,
-        ),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: a GPU if there is one.", show_default=False)
-    ] = None,
+    dtype: Dtype = None,
+    device: Device = None,
     device_map: Annotated[
         str | None, typer.Option(help="auto: spread a model over all devices.", show_default=False)
     ] = None,
-    gguf_file: Annotated[
-        str | None, typer.Option(help="Name of the GGUF file inside each revision.", show_default=False)
-    ] = None,
+    gguf_file: GgufFile = None,
     config: Annotated[
         Path | None,
         typer.Option(help="Folder of the model's config.json, for states saved without one.", show_default=False),
     ] = None,
-    trust_remote_code: Annotated[bool, typer.Option(help="Run code that checkpoints bring along.")] = False,
-    allow_pickle: Annotated[bool, typer.Option(help="Accept .bin weights (read with weights_only=True).")] = False,
+    trust_remote_code: TrustRemoteCode = False,
+    allow_pickle: AllowPickle = False,
     shard: Annotated[str | None, typer.Option(help="i/n: this job's share of a job array.", show_default=False)] = None,
     compare: Annotated[
         int, typer.Option(help="Revisions whose listed hashes are compared, at most (one request each).")
     ] = 200,
     refresh: Annotated[bool, typer.Option("--refresh", help="Ask the Hub again which revisions there are.")] = False,
-    n: Annotated[int, typer.Option("--n", help="Probe rows N (published: 2000).")] = 2000,
+    n: Rows = 2000,
     seq_len: Annotated[int, typer.Option(help="Tokens a row T, lowered to what the model takes.")] = 256,
-    seed: Annotated[int, typer.Option(help="Seed of the probe batch.")] = 42,
-    token_range: Annotated[
-        tuple[int, int], typer.Option(metavar="LO HI", help="Token ids are drawn from [LO, HI).")
-    ] = (100, 10_000),
-    protocol: Annotated[str, typer.Option(help="default, or published: the papers' batch.")] = "default",
-    baseline: Annotated[str, typer.Option(help="others, sampled (the published numbers), uniform.")] = "others",
-    member: Annotated[float, typer.Option(help="Selectivity from which a head belongs to a circuit.")] = 50.0,
-    classify: Annotated[float, typer.Option(help="Selectivity from which a head gets a class.")] = 30.0,
-    previous_token: Annotated[float, typer.Option(help="The previous-token circuit's own threshold.")] = 100.0,
-    min_attention: Annotated[float, typer.Option(help="Attention below which a head is never a member.")] = 0.02,
-    null_draws: Annotated[int, typer.Option(help="Random targets a head for the noise floor.")] = 20,
-    draws: Annotated[int, typer.Option(help="Matched-random draws of a causal check, at most.")] = 199,
+    seed: ProbeSeed = 42,
+    token_range: TokenRange = (100, 10_000),
+    protocol: ProtocolName = Protocol.default,
+    baseline: BaselineName = Baseline.others,
+    member: Member = 50.0,
+    classify: Classify = 30.0,
+    previous_token: PreviousToken = 100.0,
+    min_attention: MinAttention = 0.02,
+    null_draws: NullDraws = 20,
+    draws: Draws = 199,
     check: Annotated[bool, typer.Option(help="Run the causal check when the candidate set changes.")] = True,
     check_seconds: Annotated[float, typer.Option(help="Time budget of one causal check; 0: none.")] = 300.0,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Probe rows a micro-batch. Default: by device.", show_default=False)
-    ] = None,
+    batch_size: BatchSize = None,
     wandb: Annotated[
         str | None, typer.Option(help="Write the finished record into this W&B project.", show_default=False)
     ] = None,
@@ -167,9 +175,9 @@ def replay(
         compare_most=compare,
     )
     probe = _probe_settings(
-        (n, seq_len, seed, token_range, protocol),
+        (n, seq_len, seed, token_range, protocol.value),
         dict(member=member, classify=classify, previous_token=previous_token, min_attention=min_attention),
-        baseline=baseline,
+        baseline=baseline.value,
         null_draws=null_draws,
         draws=draws,
         check=check,
@@ -283,14 +291,11 @@ def _probe_settings(
     """Options of the monitor; what is senseless is said before anything is loaded."""
     from spectral_monitor.causal import CheckOptions
     from spectral_monitor.errors import ThresholdError
-    from spectral_monitor.observation import BASELINES
     from spectral_monitor.probe import induction_probe
     from spectral_monitor.replay.recorder import ProbeSettings
     from spectral_monitor.screen import Thresholds
 
     rows, length, seed, token_range, protocol = probe
-    if baseline not in BASELINES:
-        raise ThresholdError(f"unknown baseline {baseline!r}: choose one of {', '.join(BASELINES)}")
     if draws < 1 or null_draws < 0 or check_seconds < 0:
         raise ThresholdError("--draws is 1 or more, --null-draws and --check-seconds are 0 or more")
     induction_probe(rows=min(rows, 2), length=length, seed=seed, token_range=token_range, protocol=protocol)

@@ -114,7 +114,6 @@ def test_replay_writes_record_and_table(published: HubServer, app: typer.Typer, 
         ([REPO, "--dtype", "int3"], LoadError, "unknown dtype"),
         ([REPO, "--shard", "5/4"], ScheduleError, "--shard 5/4"),
         ([REPO, "--stage", "stage1"], ScheduleError, "no stage 'stage1'"),
-        ([REPO, "--baseline", "none"], SpectralMonitorError, "unknown baseline"),
         ([REPO, "--json", "no/such/folder/x.json"], LoadError, "its folder does not exist"),
         (["./nowhere"], LoadError, "does not exist"),
     ],
@@ -136,6 +135,15 @@ def test_wrong_input_gets_one_sentence_and_leaves_nothing(
     assert said in str(caught)
     assert published.sent() == 0
     assert [path for path in place.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("option", ["--baseline", "--protocol"])
+def test_an_unknown_choice_is_refused_with_the_choices_there_are(
+    published: HubServer, app: typer.Typer, option: str
+) -> None:
+    refusal = run(app, REPO, option, "none")
+    assert refusal.exit_code == 2 and published.sent() == 0
+    assert "'none' is not one of" in refusal.output
 
 
 def test_another_directory_for_other_library_versions(published: HubServer, app: typer.Typer, tmp_path: Path) -> None:
