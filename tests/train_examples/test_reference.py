@@ -62,7 +62,7 @@ def test_the_cpu_preset_plants_the_gains_it_says_and_nothing_else() -> None:
     planted, plain = (build_model(options, 384, seed=1).state_dict() for options in (with_gains, without))
     name = "gpt_neox.layers.1.attention.query_key_value.weight"
     ratio = (planted[name] / plain[name]).view(12, 3, 16, 192)[:, :2].mean((1, 2, 3))
-    assert sorted(round(float(gain), 3) for gain in ratio) == [1.0] * 4 + [4.0] * 8
+    assert sorted(round(float(gain), 3) for gain in ratio) == [1.0] * 4 + [6.0] * 8
     assert all(torch.equal(planted[key], plain[key]) for key in plain if key != name)
 
 
