@@ -22,14 +22,13 @@ from spectral_monitor.errors import CaptureError, ProbeError
 from spectral_monitor.guest import guest, unwrap
 from spectral_monitor.heads import Head
 from spectral_monitor.observation import FloatArray, IntArray
-from spectral_monitor.prefix import Extent, Prefix
+from spectral_monitor.prefix import Extent, Prefix, PrefixMemory, holds_everywhere
 from spectral_monitor.probe import ProbeBatch
 from spectral_monitor.ranks import Reduction, split_over
 from spectral_monitor.screen import Columns, column_indicators
 from spectral_monitor.shortcut import (
     parts_behind_attention,
     query_row_only,
-    runs_and,
     same_bits,
     same_but_for_rounding,
     saves_work,
@@ -310,7 +309,7 @@ class Subject:
         self.anatomy = replace(own, blocks=tuple(whole))
         self._attention_of = {(id(b.module), b.call): n for n, b in enumerate(self.anatomy.blocks)}
         self._projection_of = {(id(b.projection), b.projection_call): n for n, b in enumerate(self.anatomy.blocks)}
-        #: What ``_check_replay`` found out: the prefix's extent, and whether conditions may share a forward.
+        #: What ``_ConditionRun.settle`` found out: the prefix's extent, and whether conditions may share a forward.
         self._replay: dict[tuple[int, int, bool], tuple[Extent, bool]] = {}
         self._check_itself(probe)
 
@@ -526,93 +525,34 @@ class Subject:
         means: Mapping[int, Tensor] | None = None,
         reduce: Reduction | None = None,
         progress: Callable[[int], None] | None = None,
+        memory: PrefixMemory | None = None,
     ) -> list[Examples]:
         """The probe's task under each ablation (recipe section 4).
 
         Zero ablation, or mean ablation where ``means`` (from ``mean_outputs``) are given. What all conditions share,
         the model in front of the first ablated output projection, runs once a micro-batch (see ``Prefix``); behind the
         last attention the query's row alone is computed where that is safe (see ``shortcut``); and where the probe
-        has fewer rows than ``batch_size``, several conditions share a forward.
+        has fewer rows than ``batch_size``, several conditions share a forward. ``memory`` carries the shared part from
+        one call to the next, with the same probe, ``batch_size`` and model.
         """
         reduce = reduce or Reduction()
         for condition in conditions:
             self._check_heads(condition.heads)
         results = [Examples.empty(probe.rows) for _ in conditions]
+        run = _ConditionRun(self, probe, conditions, means, memory or PrefixMemory(limit=0))
         together = max(1, batch_size // probe.rows)
-        tap = _AblationTap(self, means)
-        prefix = Prefix(self.anatomy, [head.layer for condition in conditions for head in condition.heads])
-        short = query_row_only(self._behind_attention, lambda: tap.query)
-        with reduce.together(), self._instrumented(tap), short:
-            for rows, counts in reduce.micro_batches(probe.rows, batch_size):
-                tap.set([frozenset()])
-                with prefix.recording():
-                    intact = self._run(tap, probe, rows)
-                together = self._check_replay(tap, prefix, probe, rows, conditions, together, reduce)
-                for number, logits in self._each_condition(tap, prefix, probe, rows, conditions, together, intact):
+        micro_batches = list(reduce.micro_batches(probe.rows, batch_size))
+        together = run.settle(micro_batches[0][0], together, reduce)
+        with reduce.together(), run.instrumented():
+            for number, (rows, counts) in enumerate(micro_batches):
+                for place, logits in run.each(rows, number, together):
                     if counts:
-                        self._score(results[number], probe, rows, logits)
+                        self._score(results[place], probe, rows, logits)
                     if progress is not None:
                         progress(len(rows))
         for result in results:
             reduce.sum_arrays([result.logprob, result.logit, result.rank, result.advantage])
         return results
-
-    def _each_condition(
-        self,
-        tap: _AblationTap,
-        prefix: Prefix,
-        probe: ProbeBatch,
-        rows: IntArray,
-        conditions: Sequence[Ablation],
-        together: int,
-        intact: Tensor,
-    ) -> Iterator[tuple[int, Tensor]]:
-        """Number and [B, V] logits of every condition, ``together`` of them in one forward."""
-        ablated = [number for number, condition in enumerate(conditions) if condition.heads]
-        yield from ((number, intact) for number, condition in enumerate(conditions) if not condition.heads)
-        for start in range(0, len(ablated), together):
-            group = ablated[start : start + together]
-            tap.set([conditions[number].heads for number in group])
-            with prefix.replaying(tap, len(rows), len(group)):
-                logits = self._run(tap, probe, np.tile(rows, len(group)))
-            yield from zip(group, logits.split(len(rows)), strict=True)
-
-    def _check_replay(
-        self,
-        tap: _AblationTap,
-        prefix: Prefix,
-        probe: ProbeBatch,
-        rows: IntArray,
-        conditions: Sequence[Ablation],
-        together: int,
-        reduce: Reduction,
-    ) -> int:
-        """Find out, once for a layer and a shape, how much of the prefix may be replayed, and whether conditions may
-        share a forward; sets the prefix's extent and returns how many may share.
-
-        Replayed and not, a condition must have the same logits to the bit; sharing a forward, the same up to what
-        another matrix shape rounds differently.
-        """
-        ablated = [condition.heads for condition in conditions if condition.heads]
-        if not ablated:
-            return 1
-        key = (prefix.layer, probe.length, together > 1)
-        if key not in self._replay:
-            tap.set(ablated[:1])
-            plain = self._run(tap, probe, rows)
-
-            def replayed(*conditions: frozenset[Head]) -> Tensor:
-                tap.set(conditions)
-                with prefix.replaying(tap, len(rows), len(conditions)):
-                    return self._run(tap, probe, np.tile(rows, len(conditions)))[-len(rows) :]
-
-            prefix.settle(lambda: same_bits(replayed(ablated[0]), plain), reduce)
-            shares = together > 1 and reduce.everywhere(
-                runs_and(lambda: same_but_for_rounding(replayed(frozenset(), ablated[0]), plain))
-            )
-            self._replay[key] = prefix.extent, shares
-        prefix.extent, shares = self._replay[key]
-        return together if shares else 1
 
     def _number_of(self, layer: int) -> int:
         return self.anatomy.blocks.index(self.anatomy.block(layer))
@@ -950,6 +890,92 @@ class _AblationTap(_Tap):
                 mean = self._means[layer][: outputs.shape[1]].to(outputs.device, outputs.dtype)
                 shares[condition][:, :, heads] = mean[:, heads]
         return changed
+
+
+class _ConditionRun:
+    """The conditions of one call of ``Subject.run_conditions``, micro-batch by micro-batch."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        probe: ProbeBatch,
+        conditions: Sequence[Ablation],
+        means: Mapping[int, Tensor] | None,
+        memory: PrefixMemory,
+    ) -> None:
+        self._subject, self._probe, self._memory = subject, probe, memory
+        self._heads = [condition.heads for condition in conditions]
+        self._tap = _AblationTap(subject, means)
+        self._prefix = Prefix(subject.anatomy, [head.layer for heads in self._heads for head in heads])
+
+    @contextmanager
+    def instrumented(self) -> Iterator[None]:
+        """Inside, forwards are ablated, and behind the last attention see the query's row alone where that is safe."""
+        short = query_row_only(self._subject._behind_attention, lambda: self._tap.query)
+        with self._subject._instrumented(self._tap), short:
+            yield
+
+    def each(self, rows: IntArray, number: int, together: int) -> Iterator[tuple[int, Tensor]]:
+        """Place and [B, V] logits of every condition on micro-batch ``number``, ``together`` of them in a forward."""
+        intact = self._intact(rows, number)
+        yield from ((place, intact) for place, heads in enumerate(self._heads) if not heads)
+        ablated = [place for place, heads in enumerate(self._heads) if heads]
+        for start in range(0, len(ablated), together):
+            group = ablated[start : start + together]
+            logits = self._replayed(rows, [self._heads[place] for place in group])
+            yield from zip(group, logits.split(len(rows)), strict=True)
+
+    def settle(self, rows: IntArray, together: int, reduce: Reduction) -> int:
+        """Find out on ``rows``, once for a layer and a length, how much may be replayed, and how many conditions may
+        share a forward (returned: ``together`` or 1).
+
+        Replayed and not, a condition must have the same logits to the bit; sharing a forward, the same up to what
+        another matrix shape rounds differently.
+        """
+        heads = next((heads for heads in self._heads if heads), None)
+        if heads is None:
+            return 1
+        key = (self._prefix.layer, self._probe.length, together > 1)
+        known = self._subject._replay
+        if key not in known:
+            with reduce.together(), self.instrumented():
+                self._record(rows)
+                self._tap.set([heads])
+                plain = self._subject._run(self._tap, self._probe, rows)
+
+            def replayed(*conditions: frozenset[Head]) -> Tensor:
+                with self.instrumented():
+                    return self._replayed(rows, conditions)[-len(rows) :]
+
+            self._prefix.settle(lambda: same_bits(replayed(heads), plain), reduce)
+            shares = together > 1 and holds_everywhere(
+                lambda: same_but_for_rounding(replayed(frozenset(), heads), plain), reduce
+            )
+            known[key] = self._prefix.extent, shares
+        self._prefix.extent, shares = known[key]
+        return together if shares else 1
+
+    def _intact(self, rows: IntArray, number: int) -> Tensor:
+        kept = self._memory.recall(self._prefix.layer, number)
+        if kept is not None:
+            self._prefix.recorded = kept
+        else:
+            self._record(rows)
+            self._memory.keep(self._prefix.layer, number, self._prefix.recorded)
+        logits = self._prefix.recorded.logits
+        assert logits is not None
+        return logits
+
+    def _record(self, rows: IntArray) -> None:
+        self._tap.set([frozenset()])
+        with self._prefix.recording() as recorded:
+            recorded.logits = self._subject._run(self._tap, self._probe, rows)
+
+    def _replayed(self, rows: IntArray, conditions: Sequence[frozenset[Head]]) -> Tensor:
+        """[conditions x B, V] logits of one forward over as many copies of ``rows``."""
+        self._tap.set(conditions)
+        with self._prefix.replaying(self._tap, len(rows), len(conditions)):
+            return self._subject._run(self._tap, self._probe, np.tile(rows, len(conditions)))
 
 
 def _own_heads(block: AttentionBlock, reduce: Reduction) -> tuple[range, int]:

@@ -24,6 +24,7 @@ from spectral_monitor.anatomy import Anatomy
 from spectral_monitor.capture import Ablation, Examples, Subject
 from spectral_monitor.heads import Head, names
 from spectral_monitor.observation import ConditionMetrics, FloatArray, Verdict
+from spectral_monitor.prefix import PrefixMemory
 from spectral_monitor.probe import ProbeBatch
 from spectral_monitor.ranks import Reduction
 
@@ -162,8 +163,8 @@ class SequentialRule:
         return None
 
     def next_round(self, draws: int) -> int:
-        """How many draws to make before deciding again: rounds grow, since each runs the intact model once, and end on
-        the looks."""
+        """How many draws to make before deciding again: rounds grow, since each may have to run the intact model once
+        more, and end on the looks."""
         goal = self.first_look if self.first_rejects and draws < self.first_look else self.limit
         return min(max(8, 3 * draws), goal - draws)
 
@@ -271,11 +272,12 @@ def check(
     layers = sorted({head.layer for head in heads})
     everything = frozenset(Head(layer, head) for layer in layers for head in range(subject.anatomy.block(layer).heads))
     means = subject.mean_outputs(probe, layers, batch_size, reduce) if mode == "mean" else None
+    memory = PrefixMemory() if reduce.alone else None
     done = 0
 
     def run(conditions: Sequence[Ablation]) -> list[Examples]:
         nonlocal done
-        results = subject.run_conditions(probe, conditions, batch_size, means, reduce)
+        results = subject.run_conditions(probe, conditions, batch_size, means, reduce, memory=memory)
         done += len(conditions)
         if progress is not None:
             progress(conditions[-1].name, done)

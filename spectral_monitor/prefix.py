@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -35,6 +36,40 @@ class SkipsBlocks(Protocol):
     skipped: frozenset[int]
 
 
+@dataclass
+class Recorded:
+    """What an intact forward over one micro-batch left: outputs of the last layer in front and of the first ablated
+    layer's attention, input of its projection; and the logits [B, V]."""
+
+    layers: Any = None
+    attention: Any = None
+    projection: Any = None
+    logits: Tensor | None = None
+
+
+class PrefixMemory:
+    """Recorded prefixes of a probe's micro-batches, so that several rounds of conditions run the intact model once.
+
+    Holds at most ``limit`` bytes; micro-batches that do not fit any more are run again. What fits may differ between
+    ranks, so this is for a model that each rank runs by itself.
+    """
+
+    def __init__(self, limit: int = 256 << 20) -> None:
+        self._left = limit
+        self._kept: dict[tuple[int, int], Recorded] = {}
+
+    def recall(self, layer: int, number: int) -> Recorded | None:
+        """What was kept of this rank's micro-batch ``number``, for conditions from ``layer`` on."""
+        return self._kept.get((layer, number))
+
+    def keep(self, layer: int, number: int, recorded: Recorded) -> None:
+        """Keep a micro-batch if it fits."""
+        size = _bytes_of([recorded.layers, recorded.attention, recorded.projection, recorded.logits])
+        if size <= self._left:
+            self._left -= size
+            self._kept[layer, number] = recorded
+
+
 class Prefix:
     """The shared part of a forward for conditions that ablate heads in ``layers``."""
 
@@ -44,9 +79,7 @@ class Prefix:
         self._front: tuple[nn.Module, ...] = ()
         self._block: AttentionBlock | None = None
         self._skipped: frozenset[int] = frozenset()
-        self._layers_output: Any = None
-        self._attention_output: Any = None
-        self._projection_input: Any = None
+        self.recorded = Recorded()
         # A block that runs twice in one forward is in front of itself.
         shared = any(block.call > 1 or block.projection_call > 1 for block in anatomy.blocks)
         if not layers or shared:
@@ -61,43 +94,40 @@ class Prefix:
             self.extent = Extent.LAYERS_AND_ATTENTION
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Inside, an intact forward leaves what will be replayed."""
+    def recording(self) -> Iterator[Recorded]:
+        """Inside, an intact forward leaves what will be replayed in what is yielded."""
+        self.recorded = Recorded()
         with ExitStack() as stack:
             if self.extent >= Extent.LAYERS and self._front:
 
                 def keep_layers(module: nn.Module, args: Any, output: Any) -> None:
-                    self._layers_output = output
+                    self.recorded.layers = output
 
                 stack.callback(self._front[-1].register_forward_hook(keep_layers).remove)
             if self.extent >= Extent.LAYERS_AND_ATTENTION and self._block is not None:
 
                 def keep_attention(module: nn.Module, args: Any, output: Any) -> None:
-                    self._attention_output = output
+                    self.recorded.attention = output
 
                 def keep_input(module: nn.Module, args: Any, kwargs: Any) -> None:
-                    self._projection_input = (args, kwargs)
+                    self.recorded.projection = (args, kwargs)
 
                 stack.callback(self._block.module.register_forward_hook(keep_attention).remove)
                 hook = self._block.projection.register_forward_pre_hook(keep_input, prepend=True, with_kwargs=True)
                 stack.callback(hook.remove)
-            yield
+            yield self.recorded
 
     def settle(self, holds: Callable[[], bool], reduce: Reduction) -> None:
         """Lower the extent until ``holds()``, a comparison of a replayed with an ordinary forward."""
-        while self.extent > Extent.NOTHING:
-            # On a sharded model, a rank that replays and one that does not would wait for each other.
-            if reduce.everywhere(runs_and(holds)):
-                return
-            lower = Extent(self.extent - 1)
-            self.extent = lower if lower == Extent.NOTHING or self._front else Extent.NOTHING
+        while self.extent > Extent.NOTHING and not holds_everywhere(holds, reduce):
+            self.extent = Extent(self.extent - 1) if self._front else Extent.NOTHING
 
     @contextmanager
     def replaying(self, tap: SkipsBlocks, rows: int, copies: int = 1) -> Iterator[None]:
         """Inside, a forward over ``copies`` times the recorded ``rows`` replays what was recorded of them."""
         replaced: dict[nn.Module, Callable[..., Any]] = {}
         if self.extent >= Extent.LAYERS:
-            output = _repeated(self._layers_output, rows, copies)
+            output = _repeated(self.recorded.layers, rows, copies)
             replaced.update((module, lambda *args, **kwargs: output) for module in self._front)
         if self.extent >= Extent.LAYERS_AND_ATTENTION and self._block is not None:
             replaced[self._block.module] = self._attention(self._block.projection, rows, copies)
@@ -116,14 +146,22 @@ class Prefix:
                     module.__dict__["forward"] = own
 
     def _attention(self, projection: nn.Module, rows: int, copies: int) -> Callable[..., Any]:
-        args, kwargs = (_repeated(kept, rows, copies) for kept in self._projection_input)
-        recorded = _repeated(self._attention_output, rows, copies)
+        args, kwargs = (_repeated(kept, rows, copies) for kept in self.recorded.projection)
+        recorded = _repeated(self.recorded.attention, rows, copies)
 
         def attend(*_: Any, **__: Any) -> Any:
             projected = projection(*args, **kwargs)
             return projected if isinstance(recorded, Tensor) else (projected, *recorded[1:])
 
         return attend
+
+
+def holds_everywhere(holds: Callable[[], bool], reduce: Reduction) -> bool:
+    """Whether ``holds()`` on every rank: on a sharded model, ranks that run and ranks that replay would wait for each
+    other. A model that is built otherwise may make it raise, which counts as no."""
+    with reduce.together():
+        held = runs_and(holds)
+    return reduce.everywhere(held)
 
 
 def _holds(outer: nn.Module, module: nn.Module) -> bool:
@@ -141,3 +179,11 @@ def _repeated(value: Any, rows: int, copies: int) -> Any:
     if isinstance(value, (tuple, list)):
         return tuple(_repeated(item, rows, copies) for item in value)
     return value
+
+
+def _bytes_of(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        return _bytes_of(list(value.values()))
+    return sum(_bytes_of(item) for item in value) if isinstance(value, (tuple, list)) else 0

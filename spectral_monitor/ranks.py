@@ -61,6 +61,11 @@ class Reduction:
         """Whether this rank writes."""
         return True
 
+    @property
+    def alone(self) -> bool:
+        """Whether no other rank has to run the same forwards at the same time."""
+        return True
+
 
 class Ranks(Reduction):
     """The ranks of a run under torch.distributed.
@@ -148,6 +153,10 @@ class Ranks(Reduction):
     @property
     def is_main(self) -> bool:
         return bool(self._dist.get_rank() == 0)
+
+    @property
+    def alone(self) -> bool:
+        return False
 
 
 def deal(rows: int, batch_size: int, rank: int, ranks: int) -> Iterator[tuple[IntArray, bool]]:

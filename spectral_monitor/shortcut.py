@@ -69,6 +69,8 @@ def runs_and(holds: Callable[[], bool]) -> bool:
     """Whether ``holds()``; False as well where a model that is built otherwise makes it raise."""
     try:
         return holds()
+    except torch.OutOfMemoryError:
+        raise  # says nothing of how the model is built
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError):
         return False
 

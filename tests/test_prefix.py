@@ -13,7 +13,7 @@ from torch import nn
 
 from spectral_monitor.capture import Ablation, Examples, Subject
 from spectral_monitor.heads import Head
-from spectral_monitor.prefix import Extent, Prefix
+from spectral_monitor.prefix import Extent, Prefix, PrefixMemory
 from spectral_monitor.probe import induction_probe
 from spectral_monitor.ranks import Reduction
 from tests.models import tiny_gpt2, tiny_llama
@@ -114,6 +114,23 @@ def test_what_is_shared_runs_once(model: Any) -> None:
         module.register_forward_hook(lambda *_, number=number: calls.append(number))
     subject.run_conditions(probe, conditions(1), ROWS)
     assert calls == [0, 1], "up to the ablated heads, the intact model alone"
+
+
+@pytest.mark.parametrize("limit", [0, 3000, 1 << 20], ids=["nothing fits", "a part fits", "all fits"])
+def test_a_memory_saves_the_intact_model_from_round_to_round(model: Any, limit: int) -> None:
+    probe = induction_probe(ROWS, 32, vocabulary=100)
+    subject = Subject(model, probe)
+    once = subject.run_conditions(probe, conditions(1), 2)
+    one_batch = ROWS // 3 * 100 * 4 + 3 * ROWS // 3 * 32 * model.config.hidden_size * 4
+    memory = PrefixMemory(limit if limit != 3000 else int(1.5 * one_batch))
+    calls: list[int] = []
+    embedding = model.get_input_embeddings()
+    handle = embedding.register_forward_hook(lambda *_: calls.append(1))
+    rounds = [subject.run_conditions(probe, conditions(1)[part], 2, memory=memory) for part in (slice(2), slice(2, 4))]
+    handle.remove()
+    close([*rounds[0], *rounds[1]], once)
+    runs_again = {0: 3, 3000: 2, 1 << 20: 0}[limit]
+    assert len(calls) == (3 + 3) + (3 * 2 + runs_again), "intact and one condition; two conditions and what did not fit"
 
 
 def test_conditions_share_a_forward_where_the_batch_has_room(model: Any) -> None:
