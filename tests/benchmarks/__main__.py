@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=everything, default=everything, help="sections to run")
     parser.add_argument("--models", nargs="+", default=[], help="models to run, by how their names begin")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
-    parser.add_argument("--picture", type=Path, help="draw how cost grows into this file (.svg, .png or .html)")
+    parser.add_argument("--picture", type=Path, help="draw how cost grows into this file (.svg or .png)")
     arguments = parser.parse_args()
     results = run(arguments.only, arguments.quick, arguments.models)
     console = Console(width=200)

@@ -69,27 +69,24 @@ def exponents(points: list[Point]) -> dict[str, tuple[float, float]]:
 
 def draw(points: list[Point], file: Path) -> None:
     """One panel an axis, seconds over size, observation and plain forward, both axes logarithmic."""
-    from plotly.subplots import make_subplots
+    import matplotlib
 
-    figure = make_subplots(rows=1, cols=len(AXES), subplot_titles=[f"{axis}" for axis in AXES], shared_yaxes=True)
-    for column, axis in enumerate(AXES, 1):
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(AXES), figsize=(12, 3.2), sharey=True)
+    for panel, axis in zip(panels, AXES, strict=True):
         along = [point for point in points if point.axis == axis]
-        for name, colour in (("observation", "#c0392b"), ("plain forward", "#7f8c8d")):
-            seconds = [p.seconds if name == "observation" else p.plain_seconds for p in along]
-            figure.add_scatter(
-                x=[p.value for p in along],
-                y=seconds,
-                name=name,
-                line={"color": colour},
-                row=1,
-                col=column,
-                showlegend=column == 1,
-            )
-        figure.update_xaxes(type="log", tickvals=[p.value for p in along], row=1, col=column)
-    figure.update_yaxes(type="log")
-    figure.update_yaxes(title_text="seconds", row=1, col=1)
-    figure.update_layout(width=1100, height=380, template="plotly_white")
-    if file.suffix == ".html":
-        figure.write_html(file, include_plotlyjs="cdn")
-    else:
-        figure.write_image(file)
+        size = [point.value for point in along]
+        panel.loglog(size, [point.plain_seconds for point in along], "o--", color="#7f8c8d", label="plain forward")
+        panel.loglog(size, [point.seconds for point in along], "o-", color="#c0392b", label="observation")
+        straight = [along[0].seconds * value / along[0].value for value in size]
+        panel.loglog(size, straight, ":", color="black", linewidth=0.8, label="straight line")
+        panel.set_xticks(size, [str(value) for value in size])
+        panel.minorticks_off()
+        panel.set_xlabel(axis)
+    panels[0].set_ylabel("seconds")
+    panels[0].legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+    pyplot.close(figure)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from spectral_monitor.causal import CheckOptions, MatchedSets, SequentialRule, c
 from spectral_monitor.heads import Head
 from spectral_monitor.probe import ProbeBatch, induction_probe
 from spectral_monitor.reading import observation_of
-from tests.benchmarks.measuring import Result, gpt2_51m, paired, plain_forward, smollm2
+from tests.benchmarks.measuring import Result, gpt2_51m, paired, plain_forward, random_llama, smollm2
 from tests.benchmarks.memory import peak_mebibytes
 from tests.benchmarks.routes import NNsight, PapersProtocol, Route, TransformerLens
 from tests.models import trained_model
@@ -32,6 +32,7 @@ class Case:
     probe: ProbeBatch
     circuit: tuple[Head, ...]
     batch_size: int
+    trained: bool = True
 
 
 def cases(quick: bool) -> Iterator[Case]:
@@ -43,7 +44,9 @@ def cases(quick: bool) -> Iterator[Case]:
     )
     rows = 16 if quick else 64
     middle = (Head(4, 1), Head(4, 7), Head(5, 3))
-    yield Case("GPT-2 51M (random)", gpt2_51m(), induction_probe(rows, 256), middle, 8)
+    yield Case("GPT-2 51M (random)", gpt2_51m(), induction_probe(rows, 256), middle, 8, trained=False)
+    long = induction_probe(16, 1024, vocabulary=2000)
+    yield Case("Llama (random), T = 1024", random_llama(4, 8, 1024), long, (Head(2, 1), Head(2, 5)), 4, trained=False)
     real = smollm2()
     if real is not None:
         known = tuple(Head.parse(name) for name in ("L17H3", "L17H4", "L17H5", "L18H6", "L18H7"))
@@ -103,7 +106,7 @@ def causal_check(case: Case, quick: bool) -> list[Result]:
 def _few(case: Case, quick: bool) -> Case:
     """As many rows as 35 forwards a route can be waited for."""
     rows = (64 if quick else 256) if case.name == "demo" else (4 if quick else 16)
-    return Case(case.name, case.model, case.probe.take(slice(0, rows)), case.circuit, case.batch_size)
+    return replace(case, probe=case.probe.take(slice(0, rows)))
 
 
 def _fixed_draws(subject: Subject, case: Case) -> tuple[int, CheckOptions]:
@@ -188,7 +191,7 @@ def _against(route: Route, case: Case, quick: bool) -> list[Result]:
                 warm=False,
             )
         )
-    if few.name.startswith("GPT-2 51M"):
+    if not few.trained:
         return results  # a check of random weights says nothing
     results += _recipe(route, few, subject, quick)
     return results
