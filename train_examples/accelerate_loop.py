@@ -25,6 +25,7 @@ from train_examples.reference import (
     optimizer_of,
     rows_wanted,
     save_options,
+    summary,
     trackers_of,
 )
 
@@ -126,6 +127,8 @@ def run(options: ReferenceArguments, training: TrainingArguments) -> list[float]
         if accelerator.is_main_process:
             setup.tokenizer.save_pretrained(out / "final")
     monitor.close()
+    if step >= training.max_steps and accelerator.is_main_process:
+        print("\n".join(summary(out / "spectral_monitor")), flush=True)
     accelerator.end_training()
     return losses
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spectral_monitor.errors import SpectralMonitorError
+from spectral_monitor.errors import RecordError, SpectralMonitorError
 from train_examples.corpus import Corpus, TrainingRows, load_corpus, load_tokenizer
 from train_examples.key_retrieval import KeyRetrieval, key_retrieval, key_retrieval_probe
 from train_examples.planting import build_optimizer, spread_attention_gains
@@ -421,3 +421,28 @@ def monitor_options(options: ReferenceArguments, steps: int) -> dict[str, Any]:
         "check": CheckOptions(first_look=24, max_draws=40) if options.preset == "cpu" else CheckOptions(),
         "max_overhead": None if options.max_overhead >= 1 else options.max_overhead,
     }
+
+
+def summary(run_dir: Path) -> list[str]:
+    """What came of a finished run, one line a probe: accuracy at its last look, and its last causal check.
+
+    One line that says why where the monitor recorded nothing: the training came to its end all the same.
+    """
+    from spectral_monitor.record import RunRecord
+
+    try:
+        record = RunRecord.open(run_dir)
+    except RecordError as error:
+        return [f"no summary: {error}"]
+    last = {observation.probe: observation for observation in record.observations()}
+    checks = {(verdict.probe, verdict.mode): verdict for verdict in record.verdicts()}
+    lines = []
+    for probe, observation in last.items():
+        said = [
+            f"{verdict.verdict} at step {verdict.step} ({mode} ablation of {' '.join(verdict.heads)})"
+            for (of, mode), verdict in checks.items()
+            if of == probe
+        ]
+        found = "; ".join(said) or "no circuit was found"
+        lines.append(f"{probe}: top-1 {observation.metrics.top1:.1%} at step {observation.step}; {found}")
+    return lines

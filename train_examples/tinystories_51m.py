@@ -12,6 +12,7 @@ work as usual, among them --output_dir, --max_steps, --bf16, --report_to wandb a
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from train_examples.reference import (
     rows_wanted,
     save_options,
     seeds_of,
+    summary,
     trackers_of,
 )
 
@@ -95,7 +97,7 @@ def run(options: ReferenceArguments, training: TrainingArguments, seed: int, out
     trainer.train(resume_from_checkpoint=checkpoint)
     if trainer.state.global_step >= arguments.max_steps:
         trainer.save_model(str(out / "final"))
-        _draw(out / "spectral_monitor", f"seed {seed}")
+        _show(out / "spectral_monitor", f"seed {seed}")
     return trainer
 
 
@@ -107,15 +109,13 @@ def _end_wandb_run() -> None:
         wandb.finish()
 
 
-def _draw(run_dir: Path, title: str) -> None:
-    """Pictures of the trajectories; a run whose monitor recorded nothing has none."""
+def _show(run_dir: Path, title: str) -> None:
+    """What came of the run, and pictures of the trajectories where the monitor recorded something."""
     from train_examples.trajectories import draw
 
-    try:
-        for file in draw(run_dir, title):
-            print(file, flush=True)
-    except RecordError as error:
-        print(f"no picture: {error}", flush=True)
+    print("\n".join(summary(run_dir)), flush=True)
+    with contextlib.suppress(RecordError):  # the summary has said it
+        print("\n".join(map(str, draw(run_dir, title))), flush=True)
 
 
 def _load_weights(model: PreTrainedModel, checkpoint: str) -> None:

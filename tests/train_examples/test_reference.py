@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ from train_examples.reference import (
     parse,
     parser,
     song_syllables,
+    summary,
 )
 
 TOY = (  # noqa: SIM905
@@ -135,8 +137,13 @@ def test_a_stopped_and_resumed_trainer_run_has_the_losses_of_an_unbroken_one(tmp
     assert (broken / "final" / "config.json").exists() and (broken / "final" / "tokenizer.json").exists()
 
 
-def test_seeds_run_one_after_the_other_with_the_same_probes_and_are_compared(tmp_path: Path) -> None:
+def test_seeds_run_one_after_the_other_with_the_same_probes_and_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert tinystories_51m.main([*TOY, "--max_steps", "1", "--seeds", "4", "5", "--output_dir", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    for probe in ("induction", "key_retrieval", "key_retrieval_long"):
+        assert len(re.findall(rf"^{probe}: top-1 \d+\.\d% at step 1; ", printed, re.MULTILINE)) == 2
     records = [RunRecord.open(tmp_path / f"seed-{seed}" / "spectral_monitor") for seed in (4, 5)]
     prints = [{name: probe["fingerprint"] for name, probe in record.run["probes"].items()} for record in records]
     assert prints[0] == prints[1] and len(prints[0]) == 3
@@ -197,6 +204,11 @@ def test_each_seed_has_a_wandb_run_of_its_own(tmp_path: Path) -> None:
     runs = [OfflineRun.read(file) for file in sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))]
     assert sorted(sum("train/loss" in row for row in run.rows) for run in runs) == [0, 2, 2]
     assert sum(run.all_keys() >= TOP1 for run in runs) >= 2
+
+
+def test_a_run_without_a_record_is_said_in_its_summary(tmp_path: Path) -> None:
+    (line,) = summary(tmp_path / "nothing")
+    assert line.startswith("no summary: ") and str(tmp_path) in line
 
 
 def test_comparing_what_is_no_run_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
