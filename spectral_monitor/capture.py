@@ -489,7 +489,7 @@ class Subject:
         rank = rank + ((logits == own) & earlier).sum(-1)
         finite = torch.isfinite(own[:, 0]) & ~torch.isnan(logits).any(-1)
         others = torch.from_numpy(probe.tokens[rows]).to(device)
-        real = torch.from_numpy(probe.free_positions()[rows]).to(device) & (others != target[:, None])
+        real = torch.from_numpy(probe.free_positions(rows)).to(device) & (others != target[:, None])
         context = (logprobs.gather(-1, others) * real).sum(-1) / real.sum(-1).clamp_min(1)
         logprob = logprobs.gather(-1, target[:, None])[:, 0]
         examples.logprob[rows] = logprob.double().cpu().numpy()

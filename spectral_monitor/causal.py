@@ -389,6 +389,11 @@ def decide(measured: _Measured, options: CheckOptions) -> tuple[str, str]:
             f"only {measured.distinct} distinct matched sets exist: no p-value below "
             f"{1 / (measured.distinct + 1):.3g} is possible, the level is {options.alpha:g}"
         )
+    if not exceedances and 1 / (options.max_draws + 1) > options.alpha:
+        return INCONCLUSIVE, (
+            f"at most {options.max_draws} draws were allowed: no p-value below {1 / (options.max_draws + 1):.3g} is "
+            f"possible, the level is {options.alpha:g}"
+        )
     control = measured.intact.logprob - np.mean([r.logprob for r in measured.random], axis=0)
     control_low, _ = mean_interval(control, options.confidence)
     if control_low > 0 and control.mean() >= 0.5 * damage.mean():

@@ -123,6 +123,9 @@ def develop_command(
         if figures is not None:
             _write_figures(found, verdicts, events, figures)
         console = _console()
+        others = [name for name in record.probes if name != found.series.probe]
+        if probe is None and others:
+            console.print(f"Probe {found.series.probe}; --probe takes the others: {', '.join(others)}.")
         console.print()
         for sentence in (
             story.formed_text(found),
@@ -441,9 +444,9 @@ def _write_figures(found: object, verdicts: object, events: object, folder: Path
 
 
 def _console() -> Console:
-    from rich.console import Console
+    from spectral_monitor.publish.console import wide_when_piped
 
-    return Console(markup=False)
+    return wide_when_piped(markup=False)
 
 
 def rich_table(table: Table) -> RichTable:

@@ -146,14 +146,18 @@ class ProbeBatch:
         positions[count == 0] = -1
         return positions
 
-    def free_positions(self) -> BoolArray:
-        """[N, T] True at the positions up to the query that are no class's target in that row (and no padding)."""
-        free = np.arange(self.length)[None, :] <= self.query[:, None]
-        rows = np.arange(self.rows)[:, None]
+    def free_positions(self, rows: IntArray | None = None) -> BoolArray:
+        """[B, T] True at the positions up to the query that are no class's target in that row (and no padding).
+
+        ``rows``: numbers of the rows wanted; default all.
+        """
+        rows = np.arange(self.rows) if rows is None else rows
+        free = np.arange(self.length)[None, :] <= self.query[rows][:, None]
+        place = np.arange(len(rows))[:, None]
         for positions in self.targets.values():
-            free[rows, positions] = False
+            free[place, positions[rows]] = False
         if self.mask is not None:
-            free &= self.mask
+            free &= self.mask[rows]
         return free
 
 

@@ -227,7 +227,7 @@ def column_indicators(probe: ProbeBatch, rows: IntArray) -> tuple[np.ndarray, np
         indicators[index, probe.targets[name][rows], number] = 1.0
         if name in probe.usable:
             usable[:, number] = probe.usable[name][rows]
-    indicators[:, :, columns.index("free")] = probe.free_positions()[rows]
+    indicators[:, :, columns.index("free")] = probe.free_positions(rows)
     if len(probe.sampled):
         inside = probe.sampled[None, :] <= probe.query[rows][:, None]
         indicators[:, probe.sampled, columns.index("sampled")] = inside

@@ -156,18 +156,20 @@ def read_run(run_dir: str | os.PathLike[str], probe: str | None = None, crossing
 
     Args:
         run_dir: a run record.
-        probe: name of the probe; None where the record has one only.
+        probe: name of the probe; None for ``induction``, or the only one that the record has.
         crossing: when a head counts as a circuit member; None for the run's own thresholds (the defaults where its
             record names none).
 
     Raises:
-        RecordError: no such record or probe, several probes and none named, or too few observations.
+        RecordError: no such record or probe, several probes and none to prefer, or too few observations.
     """
     from spectral_monitor.record import RunRecord
 
     record = RunRecord.open(run_dir)
     known = record.probes
-    if probe is None:
+    if probe is None and "induction" in known:
+        probe = "induction"
+    elif probe is None:
         if len(known) != 1:
             raise RecordError(f"{run_dir} holds {len(known)} probes ({', '.join(known)}): say which one with --probe")
         probe = next(iter(known))

@@ -26,7 +26,7 @@ def warn(
         list[Path], typer.Argument(metavar="RUN_DIR...", help="Finished run directories, all with the same probe.")
     ],
     probe: Annotated[
-        str | None, typer.Option("--probe", help="Name of the probe; not needed where a record has one only.")
+        str | None, typer.Option("--probe", help="Name of the probe (default: induction, or the only one).")
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -100,6 +100,8 @@ def _warn(
     asked = any(setting.strip().startswith("crossing") for setting in settings)
     crossing = (parameters.crossing or Crossing()) if asked else None
     runs = [trust.read_run(path, probe, crossing) for path in run_dirs]
+    if probe is None:
+        _say_probe(run_dirs)
     chosen = trust.candidates(parameters)
     if choose_on is not None:
         if choose_on >= len(runs):
@@ -213,13 +215,25 @@ def _lead(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.2f}x"
 
 
+def _say_probe(run_dirs: Sequence[Path]) -> None:
+    """Which probe was taken, where a record holds others too."""
+    from spectral_monitor.record import RunRecord
+
+    names = sorted({name for path in run_dirs for name in RunRecord.open(path).probes})
+    if len(names) > 1:
+        typer.echo(
+            f"Probe induction; --probe takes the others: {', '.join(name for name in names if name != 'induction')}."
+        )
+
+
 def _print(title: str, columns: Sequence[str], lines: Sequence[tuple[str, ...]]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from spectral_monitor.publish.console import wide_when_piped
 
     table = Table(title=title, title_justify="left")
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right")
     for line in lines:
         table.add_row(*line)
-    Console().print(table)
+    wide_when_piped().print(table)

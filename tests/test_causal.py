@@ -165,6 +165,14 @@ def test_verdict_not_causal_without_damage():
     assert decide(harmless, CheckOptions())[0] == NOT_CAUSAL
 
 
+def test_verdict_inconclusive_when_too_few_draws_were_allowed():
+    options = CheckOptions(first_look=8, max_draws=8)
+    draws = [examples(-1.0, seed=10 + n) for n in range(8)]
+    verdict, reason = decide(measured(random=draws, rejected=False), options)
+    assert verdict == INCONCLUSIVE and "no p-value below 0.111" in reason
+    assert decide(measured(random=draws, rejected=False, exceedances=4), options)[0] == NOT_CAUSAL
+
+
 def test_verdict_not_causal_when_a_few_draws_do_as_much():
     verdict, reason = decide(measured(rejected=False, exceedances=4), CheckOptions())
     assert verdict == NOT_CAUSAL and "4 of 32" in reason

@@ -176,3 +176,9 @@ def test_a_batch_that_makes_no_sense_is_refused():
         ProbeBatch("p", "induction", tokens, np.array([7, 5]), np.array([0, 0]), targets)
     with pytest.raises(ProbeError, match="its capability"):
         ProbeBatch("p", "key", tokens, np.array([7, 7]), np.array([0, 0]), targets)
+
+
+def test_free_positions_of_some_rows_are_those_of_all() -> None:
+    probe = induction_probe(20, 32, vocabulary=100)
+    rows = np.array([3, 0, 17])
+    assert (probe.free_positions(rows) == probe.free_positions()[rows]).all()

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from spectral_monitor.heads import names
 from spectral_monitor.observation import Verdict
+from spectral_monitor.publish.console import wide_when_piped
 from spectral_monitor.screen import class_counts
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def scan_progress() -> Iterator[Report]:
 
 def print_scan(result: ScanResult, top: int, console: Console | None = None) -> None:
     """Heads, circuits and verdicts of a scan."""
-    console = console or Console(highlight=False, soft_wrap=True)
+    console = console or wide_when_piped(highlight=False, soft_wrap=True)
     observation, heads = result.observation, result.observation.heads
     metrics = observation.metrics
     where = result.model + (f" @ {result.revision}" if result.revision else "")

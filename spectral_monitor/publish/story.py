@@ -152,8 +152,9 @@ def alarm_text(found: Development, events: Sequence[Event]) -> str:
     trust = alarm_trust(found, events)
     if not trust:
         return "No head raised an alarm during the run."
+    circuit = found.series.capability.replace("_", " ")
     parts = [
-        f"{joined} of {raised} heads with {_ALARMS[kind]} joined the circuit ({share:.0%})"
+        f"{joined} of {raised} heads with {_ALARMS[kind]} joined the {circuit} circuit ({share:.0%})"
         for kind, raised, joined, share in trust
     ]
     return "Alarms measured: " + "; ".join(parts) + "."

@@ -63,10 +63,11 @@ class Bars:
 
 def print_plan(plan: Plan, costs: str, console: Any = None) -> None:
     """The plan as a table: what is measured, what is not and why, bytes, and what it will cost."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = console or Console(highlight=False, soft_wrap=True)
+    from spectral_monitor.publish.console import wide_when_piped
+
+    console = console or wide_when_piped(highlight=False, soft_wrap=True)
     for series in plan.series:
         title = plan.source.text + (f", {series.name}" if series.name else "")
         table = Table(title=title, title_justify="left")

@@ -116,7 +116,7 @@ def test_the_page_tells_the_story(record: RunRecord) -> None:
     assert "They do the work: without them the right token loses 4.00 nats" in text
     assert "against 0.20 on average in 20 matched random removals (p = 0.048)" in text
     assert "PR rose before the pattern in 2 of 2 circuit heads" in text
-    assert "1 of 1 heads with a PR alarm joined the circuit (100%)" in text
+    assert "1 of 1 heads with a PR alarm joined the induction circuit (100%)" in text
     assert "step 724 is left out: duplicate of step512" in text
     assert "13 observations took 6.5 s" in text and "2.0% of the run" in text
     assert "{{" not in html
