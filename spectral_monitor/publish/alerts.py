@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from spectral_monitor.observation import Event, Verdict
+from spectral_monitor.publish import names
 
 #: W&B and trackio refuse or cut longer titles.
 TITLE_LIMIT = 63
-#: Seconds between two alerts of one kind and capability, and alerts in a run.
+#: Seconds between two alerts of one kind, probe and capability, and alerts in a run.
 INTERVAL, PER_RUN = 60.0, 100
 
 _TITLES = {
@@ -20,10 +21,12 @@ _TITLES = {
     "attention_rise": "{what}: attention rises",
     "circuit_formed": "{what}: circuit formed",
     "circuit_lost": "{what}: circuit lost",
-    "sink_transition": "first-token heads: transition",
+    "sink_transition": "{what}: transition",
 }
 #: Events that are worth an alert; the others (notes, changes of the candidate set) are in the record.
 ALERT_KINDS = tuple(_TITLES)
+#: What alerts must have in common to wait for each other: kind, probe, capability.
+_Kind = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,9 @@ class Alert:
 class AlertBox:
     """Decides which alerts go out, and when.
 
-    Every event alerts at most once. Two alerts of one kind and capability are at least ``interval`` seconds apart:
-    what comes between waits and goes out as one alert, with all texts, when the time has come (``due``) or at the end
-    of the run (``rest``). After ``per_run`` alerts only the last one goes out, which says so.
+    Every event alerts at most once. Two alerts of one kind, probe and capability are at least ``interval`` seconds
+    apart: what comes between waits and goes out as one alert, with all texts, when the time has come (``due``) or at
+    the end of the run (``rest``). After ``per_run`` alerts only the last one goes out, which says so.
     """
 
     def __init__(
@@ -55,8 +58,8 @@ class AlertBox:
         self.withheld = 0
         self._seen: set[str] = set()
         self._titles: set[str] = set()
-        self._last: dict[tuple[str, str], float] = {}
-        self._waiting: dict[tuple[str, str], list[Alert]] = {}
+        self._last: dict[_Kind, float] = {}
+        self._waiting: dict[_Kind, list[Alert]] = {}
 
     def resume(self, events: Iterable[Event], verdicts: Iterable[Verdict]) -> None:
         """These were announced in an earlier session: they do not alert again."""
@@ -67,13 +70,13 @@ class AlertBox:
         """The alerts that ``event`` raises now (none or one)."""
         if event.kind not in ALERT_KINDS or not self._first(event.key):
             return []
-        return self._offer((event.kind + event.direction, event.capability), of_event(event))
+        return self._offer((event.kind + event.direction, event.probe, event.capability), of_event(event))
 
     def verdict(self, verdict: Verdict) -> list[Alert]:
         """The alerts that ``verdict`` raises now (none or one)."""
         if not self._first(verdict_key(verdict)):
             return []
-        return self._offer(("verdict", verdict.capability), of_verdict(verdict))
+        return self._offer(("verdict", verdict.probe, verdict.capability), of_verdict(verdict))
 
     def due(self) -> list[Alert]:
         """Waiting alerts whose time has come."""
@@ -91,7 +94,7 @@ class AlertBox:
         self._seen.add(key)
         return True
 
-    def _offer(self, kind: tuple[str, str], alert: Alert) -> list[Alert]:
+    def _offer(self, kind: _Kind, alert: Alert) -> list[Alert]:
         last = self._last.get(kind)
         if last is not None and self._clock() - last < self.interval:
             self._waiting.setdefault(kind, []).append(alert)
@@ -99,11 +102,11 @@ class AlertBox:
         earlier = self._waiting.pop(kind, [])
         return self._send(kind, [*earlier, alert])
 
-    def _release(self, when: Callable[[tuple[str, str]], bool]) -> list[Alert]:
+    def _release(self, when: Callable[[_Kind], bool]) -> list[Alert]:
         ready = [kind for kind in self._waiting if when(kind)]
         return [alert for kind in ready for alert in self._send(kind, self._waiting.pop(kind))]
 
-    def _send(self, kind: tuple[str, str], alerts: list[Alert]) -> list[Alert]:
+    def _send(self, kind: _Kind, alerts: list[Alert]) -> list[Alert]:
         if self.sent >= self.per_run:
             self.withheld += len(alerts)
             return []
@@ -130,10 +133,13 @@ def verdict_key(verdict: Verdict) -> str:
 
 
 def of_event(event: Event) -> Alert:
-    """The alert of one event; the title carries kind, capability and step, the text the heads."""
-    title = _TITLES[event.kind].format(what=event.capability or event.probe or "probe")
+    """The alert of one event; the title carries kind, capability or probe, and step, the text the heads."""
+    what = subject(event.probe, event.capability)
+    if event.kind == "sink_transition":  # every probe sees these heads: the default one is not named
+        what = "first-token heads" + (f" ({event.probe})" if event.probe not in ("", names.DEFAULT_PROBE) else "")
+    title = _TITLES[event.kind].format(what=what)
     if event.kind == "selectivity_crossing" and event.direction == "down":
-        title = f"{event.capability or 'probe'}: heads fell below the threshold"
+        title = f"{what}: heads fell below the threshold"
     lines = [event.text] if event.text else []
     if event.heads:
         shown = ", ".join(event.heads[:20]) + (f" and {len(event.heads) - 20} more" if len(event.heads) > 20 else "")
@@ -153,11 +159,21 @@ def of_verdict(verdict: Verdict) -> Alert:
         _when(verdict.step, verdict.tokens),
     ]
     return Alert(
-        _title(f"{verdict.capability}: {verdict.verdict} ({verdict.mode})", verdict.step),
+        _title(f"{subject(verdict.probe, verdict.capability)}: {verdict.verdict} ({verdict.mode})", verdict.step),
         "\n".join(lines),
         "INFO",
         verdict.step,
     )
+
+
+def subject(probe: str, capability: str) -> str:
+    """What a title is about: the capability, with the probe where it has a name of its own.
+
+    ``induction``; ``key_retrieval_long`` (its capability, ``key_retrieval``, is in the name); ``induction (copies)``.
+    """
+    if not probe or not capability or capability in probe:
+        return probe or capability or "probe"
+    return f"{capability} ({probe})"
 
 
 def _when(step: int, tokens: float | None) -> str:

@@ -7,7 +7,7 @@ different probes can share one run. No name is the folder of another: some track
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from spectral_monitor.errors import SpectralMonitorError
@@ -24,9 +24,9 @@ TOKENS = f"{PREFIX}/tokens"
 #: The monitor's share of the run's wall time so far.
 SHARE = f"{PREFIX}/share"
 
-#: Scalar keys that a run gets by default, whatever the model's size; and the number that no option goes beyond.
+#: Scalar keys that a probe gets by default, whatever the model's size; and those of a run, which no option goes beyond.
 MAX_KEYS, HARD_LIMIT = 60, 500
-#: Heads that get scalar keys of their own (three each); every head is in the table.
+#: Heads of a probe that get scalar keys of their own (three each); every head is in the table.
 HEAD_CAP = 8
 
 #: Alarm kinds with a running count of their own.
@@ -110,7 +110,7 @@ def verdict_metric(capability: str, what: str, mode: str, probe: str = DEFAULT_P
 
 
 def fixed(probe: str = DEFAULT_PROBE, capability: str = "induction") -> Iterator[str]:
-    """Every scalar name of a run that does not depend on which heads are flagged."""
+    """Every scalar name of a probe that does not depend on which heads are flagged, the shared ones included."""
     yield from (GLOBAL_STEP, STEP, TOKENS, SHARE)
     for group in (OBSERVATION, ALARMS):
         yield from (metric(item.suffix, probe) for item in group)
@@ -119,30 +119,37 @@ def fixed(probe: str = DEFAULT_PROBE, capability: str = "induction") -> Iterator
 
 
 class KeyBudget:
-    """Lets at most ``limit`` distinct scalar keys into a run.
+    """Lets at most ``limit`` distinct scalar keys a probe into a run, and ``HARD_LIMIT`` of all probes together.
 
-    The vendor advises against more than some thousands a project; one run of ours takes ``MAX_KEYS`` by default and
-    never more than ``HARD_LIMIT``. PublishError for a limit outside 1..``HARD_LIMIT``.
+    The vendor advises against more than some thousands a project. Keys that all probes share count for the first one.
+    PublishError for a limit outside 1..``HARD_LIMIT``.
     """
 
     def __init__(self, limit: int = MAX_KEYS) -> None:
         if not 1 <= limit <= HARD_LIMIT:
             raise PublishError(f"max_keys is {limit}: give a number from 1 to {HARD_LIMIT}")
         self.limit = limit
-        self.keys: dict[str, None] = {}
-        self.refused: set[str] = set()
+        #: Key -> the probe that it counts for.
+        self.keys: dict[str, str] = {}
+        #: Probe -> its keys that found no room.
+        self.refused: dict[str, set[str]] = {}
 
-    def reserve(self, keys: Iterator[str] | tuple[str, ...]) -> None:
-        """Keep room for ``keys`` (in order, as far as it goes)."""
+    def reserve(self, keys: Iterable[str], probe: str = DEFAULT_PROBE) -> None:
+        """Keep room for ``keys`` of ``probe`` (in order, as far as it goes)."""
         for key in keys:
-            self.admit(key)
+            self.admit(key, probe)
 
-    def admit(self, key: str) -> bool:
-        """Whether ``key`` may be logged."""
+    def room(self, probe: str = DEFAULT_PROBE) -> int:
+        """Further keys that ``probe`` may have."""
+        used = sum(of == probe for of in self.keys.values())
+        return min(self.limit - used, HARD_LIMIT - len(self.keys))
+
+    def admit(self, key: str, probe: str = DEFAULT_PROBE) -> bool:
+        """Whether ``key`` of ``probe`` may be logged."""
         if key in self.keys:
             return True
-        if len(self.keys) >= self.limit:
-            self.refused.add(key)
+        if self.room(probe) <= 0:
+            self.refused.setdefault(probe, set()).add(key)
             return False
-        self.keys[key] = None
+        self.keys[key] = probe
         return True

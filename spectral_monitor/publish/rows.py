@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from spectral_monitor.heads import Head
 from spectral_monitor.observation import CLASSES, DEAD, NOT_FINITE, UNCLASSIFIED, Event, Observation, Verdict
 from spectral_monitor.publish import names
 from spectral_monitor.record import RunRecord
+
+log = logging.getLogger("spectral_monitor")
 
 Row = dict[str, float]
 
@@ -39,13 +42,18 @@ class Bars:
         return cls(float(given.get("member", cls.selectivity)), float(given.get("min_attention", cls.attention)))
 
 
+def capability_of(probe: str, info: Mapping[str, Any] | None = None) -> str:
+    """The capability that the monitor states for ``probe``; ``""`` where it states none."""
+    probes = (info or {}).get("probes")
+    described = probes.get(probe) if isinstance(probes, Mapping) else None
+    stated = described.get("capability") if isinstance(described, Mapping) else None
+    return stated if isinstance(stated, str) else ""
+
+
 def target_of(observation: Observation, info: Mapping[str, Any] | None = None) -> str:
     """The attention class that a probe is about: its capability, else the class of its name, else induction."""
-    probes = (info or {}).get("probes")
-    described = probes.get(observation.probe) if isinstance(probes, Mapping) else None
-    stated = described.get("capability") if isinstance(described, Mapping) else None
-    for name in (stated, observation.probe, names.DEFAULT_PROBE):
-        if isinstance(name, str) and name in observation.heads.attention:
+    for name in (capability_of(observation.probe, info), observation.probe, names.DEFAULT_PROBE):
+        if name in observation.heads.attention:
             return name
     return next(iter(observation.heads.attention), names.DEFAULT_PROBE)
 
@@ -54,8 +62,8 @@ class Rows:
     """Turns what a monitor says into rows, and keeps what rows need to know of the past.
 
     A head gets scalar keys of its own once it is flagged (a candidate by its attention and selectivity, named by a
-    crossing, an alarm or a verdict) and keeps them for the run. At most ``head_cap`` heads are flagged, half of them
-    by alarms alone, so that early false alarms leave room for the circuit.
+    crossing, an alarm or a verdict) and keeps them for the run. At most ``head_cap`` heads of a probe are flagged, half
+    of them by alarms alone, so that early false alarms leave room for the circuit.
     """
 
     def __init__(
@@ -68,14 +76,16 @@ class Rows:
         self.bars = bars or Bars()
         self.flagged: dict[tuple[str, str], str] = {}
         self.not_shown: set[tuple[str, str]] = set()
-        self._by_alarm = 0
+        self._by_alarm: dict[str, int] = {}
         self._counts: dict[str, dict[str, int]] = {}
         self._first_alarm: dict[tuple[str, str], float] = {}
         self._leads: dict[tuple[str, str], float] = {}
         self._probes: set[str] = set()
         self._seen: set[str] = set()
         self._info: Mapping[str, Any] = {}
-        self.stale: Event | None = None
+        #: Probe -> the last event that no row has counted yet.
+        self._stale: dict[str, Event] = {}
+        self._said: set[str] = set()
 
     def start(self, info: Mapping[str, Any]) -> tuple[list[Event], list[Verdict]]:
         """Take over the monitor's thresholds, and the counts of an earlier session of the same run directory.
@@ -83,14 +93,17 @@ class Rows:
         Returns the events and verdicts that the record holds already: they were announced, and are not again.
         """
         self.bars, self._info = Bars.of(info), info
+        probes = info.get("probes")
+        for probe in probes if isinstance(probes, Mapping) else ():  # all of them, before heads take what is left
+            self._open(probe)
         events, verdicts = history_of(info)
         for event in events:
             self.event(event)
         for verdict in verdicts:
-            self._open(verdict.probe)
+            self._open(verdict.probe, verdict.capability)
             for head in verdict.heads:
                 self.flag(head, verdict.capability, verdict.probe)
-        self.stale = None
+        self._stale.clear()
         return events, verdicts
 
     # -- rows ---------------------------------------------------------------------------------------------------
@@ -98,7 +111,7 @@ class Rows:
     def observation(self, observation: Observation) -> Row:
         """One row for one observation; numbers that are not finite are left out, never logged as 0."""
         probe, heads, target = observation.probe, observation.heads, target_of(observation, self._info)
-        self._open(probe)
+        self._open(probe, target)
         self._flag_candidates(observation)
         classes = heads.head_class
         values: dict[str, float] = {
@@ -122,11 +135,11 @@ class Rows:
         row |= self._alarm_counts(probe)
         row |= self._flagged_heads(observation)
         row[names.SHARE] = observation.share
-        return self._finish(row, observation.step, observation.tokens)
+        return self._finish(row, observation.step, observation.tokens, probe)
 
     def verdict(self, verdict: Verdict) -> Row:
         """One row for one verdict: its effect and p-value beside the spread of its control."""
-        self._open(verdict.probe)
+        self._open(verdict.probe, verdict.capability)
         for head in verdict.heads:
             self.flag(head, verdict.capability, verdict.probe)
         values = {"effect": verdict.effect, "p_value": verdict.p_value}
@@ -138,7 +151,8 @@ class Rows:
             names.verdict_metric(verdict.capability, what, verdict.mode, verdict.probe): value
             for what, value in values.items()
         }
-        return self._finish({**row, **self._alarm_counts(verdict.probe)}, verdict.step, verdict.tokens)
+        row |= self._alarm_counts(verdict.probe)
+        return self._finish(row, verdict.step, verdict.tokens, verdict.probe)
 
     def event(self, event: Event) -> bool:
         """Count an event; False when it was counted before (a resumed run may tell it again)."""
@@ -149,23 +163,42 @@ class Rows:
         if event.kind not in names.ALARM_KINDS and event.kind not in ("circuit_formed", "circuit_lost"):
             return True
         probe = event.probe or names.DEFAULT_PROBE
-        self._open(probe)
+        self._open(probe, event.capability)
         counts = self._counts[probe]
         counts["alarms/all"] = counts.get("alarms/all", 0) + 1
         if event.kind in names.ALARM_KINDS:
             counts[f"alarms/{event.kind}"] = counts.get(f"alarms/{event.kind}", 0) + 1
-        self.stale = event
+        self._stale[probe] = event
         for head in event.heads:
             self.flag(head, event.capability or "induction", probe, by_alarm=alarm)
             self._note_lead(event, probe, head, alarm)
         return True
 
     def counts_row(self) -> Row:
-        """The running counts alone: for the end of a run whose last events came after its last observation."""
-        event = self.stale
-        if event is None:
+        """The running counts alone: for the end of a run whose last events came after their probes' last rows."""
+        if not self._stale:
             return {}
-        return self._finish(self._alarm_counts(event.probe or names.DEFAULT_PROBE), event.step, event.tokens)
+        stale = dict(self._stale)
+        last = max(stale.values(), key=lambda event: event.step)
+        row = {key: value for probe in stale for key, value in self._alarm_counts(probe).items()}
+        return self._finish(row, last.step, last.tokens, next(iter(stale)))
+
+    def say_left_out(self, where: str) -> None:
+        """Warn, once a probe, of numbers that found no room among the keys; heads' own keys are not meant."""
+        for probe, keys in self.budget.refused.items():
+            if probe in self._said:
+                continue
+            self._said.add(probe)
+            log.warning(
+                "%s: %d numbers of the probe %s are left out (%s and the like): at most %d keys a probe (max_keys) and "
+                "%d a run; the run record has them all",
+                where,
+                len(keys),
+                probe,
+                min(keys),
+                self.budget.limit,
+                names.HARD_LIMIT,
+            )
 
     # -- flagged heads ------------------------------------------------------------------------------------------
 
@@ -174,17 +207,16 @@ class Rows:
         key = (probe, head)
         if key in self.flagged:
             return True
-        if len(self.flagged) >= self.head_cap or (by_alarm and self._by_alarm >= max(1, self.head_cap // 2)):
+        self._open(probe, target)
+        shown, alarmed = sum(of == probe for of, _ in self.flagged), self._by_alarm.get(probe, 0)
+        full = shown >= self.head_cap or (by_alarm and alarmed >= max(1, self.head_cap // 2))
+        if full or self.budget.room(probe) < len(names.HEAD):
             self.not_shown.add(key)
             return False
-        self._open(probe)
-        wanted = [names.head_metric(head, item.suffix, target, probe) for item in names.HEAD]
-        if not all(self.budget.admit(name) for name in wanted):
-            self.not_shown.add(key)
-            return False
+        self.budget.reserve((names.head_metric(head, item.suffix, target, probe) for item in names.HEAD), probe)
         self.flagged[key] = target
         self.not_shown.discard(key)
-        self._by_alarm += by_alarm
+        self._by_alarm[probe] = alarmed + by_alarm
         return True
 
     def _flag_candidates(self, observation: Observation) -> None:
@@ -224,13 +256,14 @@ class Rows:
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _open(self, probe: str) -> None:
+    def _open(self, probe: str, capability: str = "") -> None:
         """Keep room for the names that every probe has, before heads take what is left."""
         if probe in self._probes:
             return
         self._probes.add(probe)
         self._counts[probe] = {}
-        self.budget.reserve(tuple(names.fixed(probe)))
+        capability = capability_of(probe, self._info) or capability or names.DEFAULT_PROBE
+        self.budget.reserve(names.fixed(probe, capability), probe)
 
     def _note_lead(self, event: Event, probe: str, head: str, alarm: bool) -> None:
         tokens = event.tokens if event.tokens is not None else float(event.step)
@@ -244,7 +277,7 @@ class Rows:
                 self._leads.setdefault((probe, head), tokens / start)
 
     def _alarm_counts(self, probe: str) -> Row:
-        self.stale = None
+        self._stale.pop(probe, None)
         counts = self._counts[probe]
         row = {
             names.metric(item.suffix, probe): float(counts.get(item.suffix, 0))
@@ -256,9 +289,9 @@ class Rows:
             row[names.metric("lead_ratio", probe)] = float(np.median(leads))
         return row
 
-    def _finish(self, row: Mapping[str, float], step: int, tokens: float | None) -> Row:
+    def _finish(self, row: Mapping[str, float], step: int, tokens: float | None, probe: str) -> Row:
         whole = {names.STEP: float(step), names.TOKENS: math.nan if tokens is None else float(tokens), **row}
-        return {key: value for key, value in whole.items() if math.isfinite(value) and self.budget.admit(key)}
+        return {key: value for key, value in whole.items() if math.isfinite(value) and self.budget.admit(key, probe)}
 
 
 def history_of(info: Mapping[str, Any]) -> tuple[list[Event], list[Verdict]]:

@@ -149,6 +149,8 @@ class AcceleratePublisher(_RowPublisher):
 
     def _log(self, row: Row, step: int) -> None:
         for tracker in self._trackers():
+            if tracker.name != "wandb":  # its own publisher says so itself
+                self.rows.say_left_out(tracker.name)
             if tracker.name == "trackio" and not self.log_step:
                 self._trackio.log(tracker.tracker, row)
             elif tracker.name != "wandb":
@@ -196,6 +198,7 @@ class TrackioPublisher(_RowPublisher):
     def _log(self, row: Row, step: int) -> None:
         run = self._run()
         if run is not None:
+            self.rows.say_left_out("trackio")
             self._rows_of.log(run, {names.GLOBAL_STEP: float(step), **row})
 
     def _send_alert(self, alert: Alert) -> None:

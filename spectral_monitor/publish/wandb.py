@@ -5,8 +5,10 @@ How a row gets into the run without harm (tried against wandb 0.31; ``docs/wandb
 * ``step=`` is never passed. The row carries its own x value.
 * The Trainer's callback is there: its axis ``train/global_step`` is put into the row, which is committed as it is.
 * A user's own loop: the row is handed over with ``commit=False`` and rides on the user's next (or pending) row, so
-  the run's own counter stays what it would be without the monitor. Of several looks between two rows of the user, the
-  newest rides; the others are sent when the run finishes, where nothing can come after them.
+  the run's own counter stays what it would be without the monitor. Of several looks between two rows of the user one
+  rides: the newest where it has all keys of the earlier one, else the first. The others are sent when the run
+  finishes, where no row of the user can come after them; the run's summary then gets back the newest values, which
+  these older rows have covered.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ class WandbPublisher:
             W&B is disabled or not installed, nothing is sent; the run record has everything.
         axis: ``"trainer"`` (rows carry ``train/global_step``), ``"own"`` (``spectral_monitor/step``), or ``"auto"``:
             the Trainer's when its callback has set up the run.
-        max_keys: distinct scalar keys, at most ``names.HARD_LIMIT``.
-        head_cap: heads with scalar keys of their own.
+        max_keys: distinct scalar keys a probe; all probes together have at most ``names.HARD_LIMIT``.
+        head_cap: heads of a probe with scalar keys of their own.
         media: also log the table, the picture and the histogram (at most ``max_files`` files a run).
         own_rows: commit each row at once also in a user's own loop. The run's step then advances by one a look.
         alerts: raise run alerts for crossings and verdicts.
@@ -73,6 +75,7 @@ class WandbPublisher:
         self.box = box or AlertBox()
         self._defined: set[str] = set()
         self._waiting: list[Row] = []
+        self._newest: Row = {}
         self._riding: Row = {}
         self._riding_at: int | None = None
         self._hooked: Any = None
@@ -123,10 +126,12 @@ class WandbPublisher:
                 self.dropped,
                 self._info.get("run_dir", "RUN_DIR"),
             )
-        if self.rows.budget.refused:
+        if self.rows.not_shown:
             log.info(
-                "wandb: %d of the monitor's numbers were left out to stay within max_keys=%d; the table has them",
-                len(self.rows.budget.refused),
+                "wandb: %d flagged heads have no series of their own (head_cap=%d and max_keys=%d a probe); "
+                "the table has them",
+                len(self.rows.not_shown),
+                self.rows.head_cap,
                 self.rows.budget.limit,
             )
 
@@ -204,8 +209,10 @@ class WandbPublisher:
     # -- rows ---------------------------------------------------------------------------------------------------
 
     def _send(self, run: Any, row: Row, media: dict[str, Any]) -> None:
+        self.rows.say_left_out("wandb")
         if not row:
             return
+        self._newest.update(row)
         if run is None:
             self._wait(row)
             return
@@ -224,6 +231,8 @@ class WandbPublisher:
 
     def _ride(self, run: Any, row: Row, media: dict[str, Any]) -> None:
         """Hand the row over without committing it: the user's next log call takes it along."""
+        if self._waiting:
+            self._finish_later(run)
         at = int(run.step)
         pending = self._riding_at == at and bool(self._riding)
         if pending and self._riding[names.STEP] != row[names.STEP]:
@@ -252,10 +261,16 @@ class WandbPublisher:
 
     def _send_waiting(self, run: Any) -> None:
         try:
-            if self._waiting and self._riding_at == int(run.step):
+            waiting = self._take_waiting()
+            if waiting and self._riding_at == int(run.step):
                 run.log({}, commit=True)  # what is pending keeps a row of its own
-            for row in self._take_waiting():
+            said: Row = {}
+            for row in waiting:
                 run.log(row, commit=True)
+                said.update(row)
+            covered = {key: self._newest[key] for key, value in said.items() if value != self._newest[key]}
+            if covered:
+                run.summary.update(covered)
         except Exception as error:
             log.warning("wandb: rows that waited for the end of the run were not sent (%s)", error)
 
@@ -270,6 +285,9 @@ class WandbPublisher:
         self._defined.update(new, [names.STEP])
 
     def _wait(self, row: Row) -> None:
+        """Keep the row; what the probes say at one step is one row."""
+        if self._waiting and self._waiting[-1][names.STEP] == row[names.STEP]:
+            row = {**self._waiting.pop(), **row}
         self._waiting.append(row)
         del self._waiting[:-_MAX_WAITING]
 

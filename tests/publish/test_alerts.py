@@ -1,6 +1,6 @@
 import pytest
 
-from spectral_monitor.publish.alerts import TITLE_LIMIT, AlertBox, of_event, of_verdict
+from spectral_monitor.publish.alerts import ALERT_KINDS, TITLE_LIMIT, AlertBox, of_event, of_verdict
 
 from . import factories as make
 
@@ -83,6 +83,39 @@ def test_no_two_alerts_have_one_title(clock: Clock) -> None:
     titles = [alert.title for heads in ("L0H1", "L0H2", "L0H3") for alert in box.event(make.event(heads=(heads,)))]
     titles += [alert.title for mode in ("zero", "mean") for alert in box.verdict(make.verdict(8, mode=mode))]
     assert len(set(titles)) == 5 and all(len(title) <= TITLE_LIMIT for title in titles)
+
+
+def test_a_title_names_the_probe_where_it_is_not_the_capabilitys_own() -> None:
+    def titles(probe: str, capability: str) -> tuple[str, str]:
+        of = {"probe": probe, "capability": capability}
+        return of_event(make.event(step=8, **of)).title, of_verdict(make.verdict(8, **of)).title
+
+    assert titles("key_retrieval", "key_retrieval") == (
+        "key_retrieval: heads crossed the threshold, step 8",
+        "key_retrieval: causal (zero), step 8",
+    )
+    assert titles("key_retrieval_long", "key_retrieval") == (
+        "key_retrieval_long: heads crossed the threshold, step 8",
+        "key_retrieval_long: causal (zero), step 8",
+    )
+    assert titles("copies", "induction") == (
+        "induction (copies): heads crossed the threshold, step 8",
+        "induction (copies): causal (zero), step 8",
+    )
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+@pytest.mark.parametrize("kind", ALERT_KINDS)
+def test_alerts_of_two_probes_differ_and_do_not_wait_for_each_other(clock: Clock, kind: str, direction: str) -> None:
+    box, titles = AlertBox(clock=clock), set()
+    capability = "first_token" if kind == "sink_transition" else "induction"
+    for probe in ("induction", "induction_long", "copies"):
+        event = make.event(kind, 8, probe=probe, capability=capability, direction=direction)
+        (alert,) = box.event(event)
+        titles.add(of_event(event).title)
+        assert alert.title == of_event(event).title, "numbered: it looked like an earlier one"
+        assert len(box.verdict(make.verdict(8, probe=probe))) == 1
+    assert len(titles) == 3
 
 
 def test_notes_do_not_alert() -> None:

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -158,8 +159,72 @@ def test_counts_go_on_from_the_record(tmp_path) -> None:
 
 
 def test_two_probes_share_a_run() -> None:
-    rows = Rows(max_keys=120)
+    rows = Rows()
     first = rows.observation(make.observation(1))
     second = rows.observation(make.observation(1, probe="key_retrieval"))
     assert set(first) & set(second) == {names.STEP, names.TOKENS, names.SHARE}
     assert "spectral_monitor/key_retrieval/probe_top1" in second
+
+
+THREE = {"induction": "induction", "key_retrieval": "key_retrieval", "key_retrieval_long": "key_retrieval"}
+
+
+def test_each_of_three_probes_keeps_its_scalars_and_its_heads(caplog: pytest.LogCaptureFixture) -> None:
+    """Fault: 60 keys for all probes together dropped every number of the third."""
+    rows, row = Rows(), {names.GLOBAL_STEP: 0.0}
+    rows.start({"probes": {probe: {"capability": capability} for probe, capability in THREE.items()}})
+    every = tuple((layer, head) for layer in range(4) for head in range(8))
+    heads = tuple(f"L{a}H{b}" for a, b in every)
+    for probe, capability in THREE.items():
+        row |= rows.observation(make.observation(8, layers=4, heads=8, circuit=every, formed=1.0, probe=probe))
+        rows.event(make.event("pr_rise", 8, heads, probe=probe, capability=capability))
+        rows.event(make.event(step=9, heads=heads, probe=probe, capability=capability))
+    for mode in ("zero", "mean"):
+        for probe, capability in THREE.items():
+            row |= rows.verdict(make.verdict(9, mode=mode, probe=probe, capability=capability))
+    rows.say_left_out("wandb")
+    assert not caplog.records
+    for probe, capability in THREE.items():
+        assert set(names.fixed(probe, capability)) - {names.metric("lead_ratio", probe)} <= set(row), probe
+        of_heads = [key for key in row if key.startswith(names.metric("head/", probe))]
+        assert len(of_heads) == 3 * names.HEAD_CAP, probe
+    assert len(row) <= 3 * names.MAX_KEYS
+
+
+@pytest.mark.parametrize(("max_keys", "probes", "short"), [(60, 20, {"p16", "p17", "p18", "p19"}), (20, 1, {"p0"})])
+def test_what_finds_no_room_is_said_once_a_probe(
+    caplog: pytest.LogCaptureFixture, max_keys: int, probes: int, short: set[str]
+) -> None:
+    every = [f"p{n}" for n in range(probes)]
+    rows = Rows(max_keys)
+    rows.start({"probes": {probe: {"capability": "induction"} for probe in every}})
+    keys: set[str] = set()
+    with caplog.at_level(logging.WARNING, "spectral_monitor"):
+        for step in range(3):
+            for probe in every:
+                keys |= set(rows.observation(make.observation(step, probe=probe, formed=1.0)))
+                rows.say_left_out("wandb")
+    assert len(keys) <= min(names.HARD_LIMIT, max_keys * probes)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == len(short)
+    assert {probe for probe in every if any(f"probe {probe} " in text for text in said)} == short
+    assert f"{max_keys} keys a probe" in said[0] and "500 a run" in said[0]
+
+
+def test_the_last_counts_of_every_probe_are_told() -> None:
+    """Fault: the next probe's row made the events of the one before it look counted."""
+    rows = Rows()
+    for probe in THREE:
+        rows.observation(make.observation(8, probe=probe))
+        rows.event(make.event(step=8, probe=probe, capability=THREE[probe]))
+    row = rows.counts_row()
+    assert {probe: row.get(names.metric("alarms/all", probe)) for probe in THREE} == dict.fromkeys(THREE, 1.0)
+    assert row[names.STEP] == 8
+    assert rows.counts_row() == {}
+
+
+def test_candidates_of_one_probe_leave_other_probes_their_heads() -> None:
+    rows = Rows(head_cap=2)
+    for probe in THREE:
+        rows.observation(make.observation(8, probe=probe, formed=1.0))
+    assert sorted(rows.flagged) == sorted((probe, head) for probe in THREE for head in ("L1H0", "L1H2"))

@@ -14,6 +14,7 @@ import pytest
 from spectral_monitor.publish import names
 from spectral_monitor.publish.trackers import AcceleratePublisher, TrackioPublisher, joining
 from spectral_monitor.publish.wandb import WandbPublisher
+from spectral_monitor.record import RunRecord
 
 from . import factories as make
 from .offline import OfflineRun, offline_environment
@@ -142,6 +143,98 @@ def test_trackio_through_accelerate(loop: tuple[bool, Path]) -> None:
         "induction: causal (zero), step 8",
         "induction: heads crossed the threshold, step 8",
     ]
+
+
+THREE_PROBES = """
+import dataclasses, sys
+from pathlib import Path
+import torch
+from accelerate import Accelerator
+from spectral_monitor.attach.accelerate import watch
+from tests.attach import tiny
+
+folder = Path(sys.argv[1])
+torch.set_num_threads(1)
+accelerator = Accelerator(log_with="wandb", project_dir=folder, cpu=True)
+accelerator.init_trackers("tests")
+NAMES = ("induction", "copies", "induction_long")
+probes = [dataclasses.replace(tiny.probe(seed=seed), name=name) for seed, name in enumerate(NAMES)]
+monitor = watch(
+    accelerator, folder / "record", probes=probes, thresholds=tiny.EASY, check=tiny.DRAWS, max_overhead=None,
+    null_draws=3, on_error="raise",
+)
+model = tiny.gpt2(dropout=0.0)
+optimizer = torch.optim.SGD(model.parameters(), lr=3.0)
+model, optimizer = accelerator.prepare(model, optimizer)
+tokens = torch.stack([row["input_ids"] for row in tiny.rows(8)])
+for step in range(13):
+    if step:
+        loss = model(input_ids=tokens, labels=tokens).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    if step in (0, 1, 2, 3, 6, 12):
+        monitor.observe(model, step, 128.0 * step)
+    if step in (5, 10, 12):
+        accelerator.log({"loss": float(loss.detach())}, step=step)
+monitor.close()
+accelerator.end_training()
+"""
+
+
+@pytest.fixture(scope="module")
+def three_probes(tmp_path_factory: pytest.TempPathFactory) -> tuple[OfflineRun, RunRecord]:
+    """A bare loop with three probes on a small random model; the loop logs less often than the monitor looks."""
+    pytest.importorskip("wandb")
+    folder = tmp_path_factory.mktemp("three_probes")
+    subprocess.run(
+        [sys.executable, "-c", THREE_PROBES, str(folder)],
+        check=True,
+        env=offline_environment(folder),
+        cwd=Path(__file__).parents[2],
+        timeout=300,
+    )
+    return OfflineRun.find(folder), RunRecord.open(folder / "record")
+
+
+PROBES = ("induction", "copies", "induction_long")
+
+
+@pytest.mark.parametrize("probe", PROBES)
+def test_the_summary_of_a_loop_holds_each_probes_last_look(
+    three_probes: tuple[OfflineRun, RunRecord], probe: str
+) -> None:
+    """Faults: old looks, sent at the end, covered the new values; the third probe's numbers were left out."""
+    run, record = three_probes
+    summary: dict[str, Any] = {}
+    for entry in run.records:
+        if entry["type"] == "summary":
+            summary |= entry["summary"].get("update", {})
+    looks = [look for look in record.observations() if look.probe == probe]
+    assert [look.step for look in looks] == [0, 1, 2, 3, 6, 12] and summary[names.STEP] == 12
+    # The order of the file is what makes the summary hard: the last row is an older look's.
+    assert run.points(names.metric("probe_loss", probe), names.STEP)[-1][0] == 3
+    assert summary[names.metric("probe_top1", probe)] == looks[-1].metrics.top1
+    assert summary[names.metric("probe_loss", probe)] == looks[-1].metrics.loss
+    counted = (*names.ALARM_KINDS, "circuit_formed", "circuit_lost")
+    alarms = [event for event in record.events() if event.probe == probe and event.kind in counted]
+    assert alarms, "the bars are so low that heads cross them"
+    assert summary[names.metric("alarms/all", probe)] == len(alarms)
+    shown = sorted(run.points(names.metric("probe_loss", probe), names.STEP))
+    assert shown == [(look.step, look.metrics.loss) for look in looks]
+    verdict = [one for one in record.verdicts() if one.probe == probe and one.mode == "zero"][-1]
+    assert summary[names.verdict_metric("induction", "effect", "zero", probe)] == pytest.approx(verdict.effect)
+
+
+def test_every_alert_of_a_loop_names_its_probe(three_probes: tuple[OfflineRun, RunRecord]) -> None:
+    run, _ = three_probes
+    titles = [alert["title"] for alert in run.alerts]
+    assert {title.split(":")[0] for title in titles} - {"first-token heads"} >= {
+        "induction",
+        "induction (copies)",
+        "induction_long",
+    }
+    assert len(set(titles)) == len(titles)
 
 
 class FakeTracker:

@@ -22,9 +22,21 @@ from .offline import OfflineRun, offline_environment
 PROBES = (0, 1, 2, 4, 8, 16)
 
 
+class RunWithSummary(make.StrictRun):
+    """Keeps the summary as wandb does: each row, and each update, covers what was there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.summary: dict[str, Any] = {}
+
+    def _flush(self) -> None:
+        self.summary.update(self._pending)
+        super()._flush()
+
+
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> make.StrictRun:
-    run = make.StrictRun()
+def run(monkeypatch: pytest.MonkeyPatch) -> RunWithSummary:
+    run = RunWithSummary()
     for name, module in make.fake_wandb_modules(run).items():
         monkeypatch.setitem(sys.modules, name, module)
     return run
@@ -116,6 +128,33 @@ def test_a_verdict_row_is_never_covered_by_a_later_look(run: make.StrictRun) -> 
     effect = points(run, names.verdict_metric("induction", "effect", "zero"), names.STEP)
     assert effect == [(1.0, 3.1)]
     assert sorted(step for step, _ in points(run, names.metric("seconds"), names.STEP)) == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("probes", [("induction",), ("induction", "copies", "induction_long")])
+@pytest.mark.parametrize("every", [1, 3, 5, 50])
+@pytest.mark.parametrize("ends", range(16, 21))
+def test_the_summary_has_the_last_look(run: RunWithSummary, probes: tuple[str, ...], every: int, ends: int) -> None:
+    """Fault: looks that waited for the end of the run put their old values into its summary."""
+    publisher = WandbPublisher()
+    publisher.start({})
+    last: dict[str, float] = {}
+    for step in range(ends + 1):
+        for number, probe in enumerate(probes if step in (*PROBES, ends) else ()):
+            publisher.observation(make.observation(step, probe=probe, seed=number, formed=make.formed_at(step, 8)))
+            publisher.event(make.event(step=step, probe=probe))
+            seen = make.observation(step, probe=probe, seed=number, formed=make.formed_at(step, 8))
+            last[names.metric("probe_loss", probe)] = seen.metrics.loss
+            last[names.metric("pr_mean", probe)] = pytest.approx(seen.heads.pr.mean())
+            last[names.metric("alarms/all", probe)] = len({*PROBES, ends})
+        if step % every == 0:
+            run.log({"loss": 1 / (1 + step)}, step=step)
+    publisher.close({})
+    run.finish()
+    last[names.STEP] = ends
+    assert {key: run.summary.get(key) for key in last} == last
+    for probe in probes:
+        shown = sorted(x for x, _ in points(run, names.metric("probe_loss", probe), names.STEP))
+        assert shown == sorted({*PROBES, ends}), "each look once"
 
 
 def test_own_rows_commits_at_once(run: make.StrictRun) -> None:
@@ -308,6 +347,19 @@ def test_offline_file_has_alerts_once_and_few_keys(offline: tuple[str, OfflineRu
     assert len(ours - media) <= names.MAX_KEYS
     assert media
     assert not [key for key, value in run.items() if value == "NaN"]
+
+
+def test_offline_summary_has_the_last_look(offline: tuple[str, OfflineRun]) -> None:
+    _, run = offline
+    summary: dict[str, Any] = {}
+    for record in run.records:
+        if record["type"] == "summary":
+            summary |= record["summary"].get("update", {})
+    last = make.observation(16, formed=make.formed_at(16, 8))
+    assert summary[names.STEP] == 16
+    assert summary[names.metric("probe_loss")] == pytest.approx(last.metrics.loss)
+    assert summary[names.metric("alarms/all")] == 1
+    assert summary[names.verdict_metric("induction", "effect", "zero")] == 3.1
 
 
 def test_offline_table_and_picture_are_whole(offline: tuple[str, OfflineRun]) -> None:
