@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from train_examples.reference import (
-    MAX_KEYS,
     OptionError,
     ReferenceArguments,
     build,
@@ -48,8 +47,6 @@ def run(options: ReferenceArguments, training: TrainingArguments) -> list[float]
     from transformers import get_scheduler
 
     from spectral_monitor.attach.accelerate import watch
-    from spectral_monitor.publish.guarded import guarded
-    from spectral_monitor.publish.trackers import AcceleratePublisher
 
     if options.seeds:
         raise OptionError("the loop trains one seed: give --seed, or use train_examples.tinystories_51m for --seeds")
@@ -90,8 +87,6 @@ def run(options: ReferenceArguments, training: TrainingArguments) -> list[float]
         accelerator,
         out / "spectral_monitor",
         probes=setup.probes,
-        trackers=False,  # given here, with room for three probes
-        publishers=guarded([AcceleratePublisher(accelerator, max_keys=MAX_KEYS)]),
         **monitor_options(options, training.max_steps),
     )
     batch = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes

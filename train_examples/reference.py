@@ -403,10 +403,6 @@ def probes_of(options: ReferenceArguments) -> tuple[ProbeBatch, ...]:
     return build_probes(options, tokenizer, task, corpus)
 
 
-#: Scalar keys in a W&B run: three probes have more than the default of 60.
-MAX_KEYS = 130
-
-
 def monitor_options(options: ReferenceArguments, steps: int) -> dict[str, Any]:
     """Arguments of the monitor beside its run directory and its probes."""
     from spectral_monitor.causal import CheckOptions

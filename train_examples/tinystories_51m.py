@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from spectral_monitor.errors import RecordError
 from train_examples.reference import (
-    MAX_KEYS,
     OptionError,
     ReferenceArguments,
     build,
@@ -58,8 +57,6 @@ def run(options: ReferenceArguments, training: TrainingArguments, seed: int, out
     from transformers import Trainer, default_data_collator
 
     from spectral_monitor.attach.trainer import SpectralMonitorCallback
-    from spectral_monitor.publish.guarded import guarded
-    from spectral_monitor.publish.wandb import WandbPublisher
 
     arguments = copy.deepcopy(training)
     arguments.output_dir, arguments.seed, arguments.data_seed = str(out), seed, seed
@@ -76,7 +73,6 @@ def run(options: ReferenceArguments, training: TrainingArguments, seed: int, out
     monitor = SpectralMonitorCallback(
         run_dir=out / "spectral_monitor",
         probes=setup.probes,
-        publishers=guarded([WandbPublisher(max_keys=MAX_KEYS)]),  # joins the Trainer's W&B run, if there is one
         **monitor_options(options, arguments.max_steps),
     )
     callbacks: list[TrainerCallback] = [monitor]
