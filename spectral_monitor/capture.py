@@ -39,6 +39,14 @@ from spectral_monitor.spectrum import gram
 Forward = Callable[[nn.Module, Tensor, "Tensor | None"], Any]
 
 
+def default_batch_size(device: torch.device, length: int) -> int:
+    """Rows a micro-batch, from 1 up: 2,048 tokens on a CPU, 16,384 elsewhere.
+
+    On a CPU larger ones leave its caches (docs/benchmarks.md); an accelerator needs more to be busy.
+    """
+    return max(1, (2048 if device.type == "cpu" else 16384) // length)
+
+
 # -- one attention row ------------------------------------------------------------------------------------------------
 
 
@@ -756,7 +764,7 @@ class _ReadTap(_Tap):
     def begin(self, rows: IntArray, null_positions: IntArray | None, counts: bool) -> None:
         indicators, usable = column_indicators(self._probe, rows)
         device = self._subject.device
-        self._indicators = torch.from_numpy(indicators).to(device)
+        self._indicators = torch.from_numpy(indicators).to(device, torch.float64)
         self._usable = torch.from_numpy(usable).to(device)
         self._null = None if null_positions is None else torch.from_numpy(null_positions).to(device)
         self._counts, self._companion = counts, None
@@ -803,7 +811,7 @@ class _ReadTap(_Tap):
         attention = attention.to(torch.float64)
         indicators, usable = (t.to(attention.device) for t in (self._indicators, self._usable))
         length = attention.shape[-1]
-        indicators = indicators[:, :length].to(torch.float64)
+        indicators = indicators[:, :length]
         mass = torch.matmul(attention, indicators)
         reachable = torch.matmul(allowed.to(torch.float64), indicators)
         counts = usable[:, None] * (reachable > 0)

@@ -312,6 +312,7 @@ def calibrate_command(
     """Where the screen's bars stand on one model: noise floor, conserved fraction, threshold sweep, composition."""
     with _one_sentence():
         from spectral_monitor.calibrate import Job, run, to_json, tokenize
+        from spectral_monitor.capture import default_batch_size
         from spectral_monitor.natural_text import texts_of
         from spectral_monitor.publish.model_tables import tables_of_calibration
         from spectral_monitor.replay.loading import load_model
@@ -330,7 +331,7 @@ def calibrate_command(
             null_draws=null_draws,
             draws=draws,
             mode=mode,
-            batch_size=batch_size or Job.batch_size,
+            batch_size=batch_size or default_batch_size(loaded.model.device, seq_len),
             sweep=tuple(sorted(sweep or ())),
             composition=composition,
             composition_draws=composition_draws,

@@ -22,6 +22,7 @@ from spectral_monitor.capture import (
     Forward,
     Subject,
     check_fit,
+    default_batch_size,
     longest_input,
     vocabulary_of,
 )
@@ -125,7 +126,7 @@ class SpectralMonitor:
         actions: what follows from an alarm.
         publishers: who is told (see ``publish.Publisher``).
         on_event: called with every event; its exceptions are logged.
-        batch_size: probe rows a micro-batch; default by device.
+        batch_size: probe rows a micro-batch; default by device and length (``capture.default_batch_size``).
         max_overhead: largest share of the run's wall time; optional points of the schedule are dropped when the
             next look would exceed it. None: no limit.
         on_error: ``"log"`` (``step`` never raises) or ``"raise"``.
@@ -471,6 +472,7 @@ class SpectralMonitor:
 
         reading = self._with_smaller_batches(
             subject,
+            probe,
             lambda size: subject.read(probe, size, self.null_draws, companions, self.reduce, rows_done),
         )
         return observation_of(
@@ -579,7 +581,7 @@ class SpectralMonitor:
                     progress=ablations_done,
                 )
 
-            verdicts.append(self._with_smaller_batches(subject, run))
+            verdicts.append(self._with_smaller_batches(subject, batch, run))
         return verdicts
 
     def _formation(
@@ -628,9 +630,9 @@ class SpectralMonitor:
             ]
         return []
 
-    def _with_smaller_batches(self, subject: Subject, run: Callable[[int], Any]) -> Any:
+    def _with_smaller_batches(self, subject: Subject, probe: ProbeBatch, run: Callable[[int], Any]) -> Any:
         """``run(batch_size)``; out of memory halves the micro-batch, down to one row."""
-        size = self.batch_size or (64 if subject.device.type == "cuda" else 16)
+        size = self.batch_size or default_batch_size(subject.device, probe.length)
         while True:
             try:
                 return run(size)

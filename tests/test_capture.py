@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from spectral_monitor.capture import Ablation, Subject
+from spectral_monitor.capture import Ablation, Subject, default_batch_size
 from spectral_monitor.guest import guest
 from spectral_monitor.heads import Head
 from spectral_monitor.observation import HeadTable
@@ -126,3 +126,10 @@ def test_micro_batches_do_not_change_the_numbers(case: Case) -> None:
     np.testing.assert_allclose(whole.pr, case.table.pr, rtol=1e-5)
     for name, values in whole.attention.items():
         np.testing.assert_allclose(values, case.table.attention[name], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("device", "length", "rows"), [("cpu", 64, 32), ("cpu", 256, 8), ("cpu", 8192, 1), ("cuda", 256, 64)]
+)
+def test_a_micro_batch_holds_as_many_tokens_as_its_device_likes(device: str, length: int, rows: int) -> None:
+    assert default_batch_size(torch.device(device), length) == rows

@@ -40,7 +40,7 @@ def cases(quick: bool) -> Iterator[Case]:
     demo = trained_model()
     rows = 256 if quick else 512
     yield Case(
-        "demo", demo, induction_probe(rows, 64, vocabulary=64), tuple(Head(1, h) for h in demo.circuit_heads), 16
+        "demo", demo, induction_probe(rows, 64, vocabulary=64), tuple(Head(1, h) for h in demo.circuit_heads), 32
     )
     rows = 16 if quick else 64
     middle = (Head(4, 1), Head(4, 7), Head(5, 3))
