@@ -111,6 +111,7 @@ def develop_command(
         from spectral_monitor.development import develop
         from spectral_monitor.development.phases import Phase
         from spectral_monitor.publish import story
+        from spectral_monitor.publish.console import probe_note
         from spectral_monitor.publish.tables import tables_of
         from spectral_monitor.record import RunRecord
 
@@ -123,9 +124,8 @@ def develop_command(
         if figures is not None:
             _write_figures(found, verdicts, events, figures)
         console = _console()
-        others = [name for name in record.probes if name != found.series.probe]
-        if probe is None and others:
-            console.print(f"Probe {found.series.probe}; --probe takes the others: {', '.join(others)}.")
+        if probe is None and (note := probe_note(found.series.probe, record.probes)):
+            console.print(note)
         console.print()
         for sentence in (
             story.formed_text(found),

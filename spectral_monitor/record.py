@@ -20,7 +20,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +290,13 @@ class RunRecord:
         if whole != len(content):
             with open(file, "r+b") as handle:
                 handle.truncate(whole)
+
+
+def preferred_probe(names: Collection[str]) -> str | None:
+    """The probe that is analysed where none is named: ``induction``, or the only one; None where one must be named."""
+    if "induction" in names:
+        return "induction"
+    return next(iter(names)) if len(names) == 1 else None
 
 
 def set_aside(run_dir: str | os.PathLike[str]) -> Path | None:

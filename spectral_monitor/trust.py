@@ -163,16 +163,14 @@ def read_run(run_dir: str | os.PathLike[str], probe: str | None = None, crossing
     Raises:
         RecordError: no such record or probe, several probes and none to prefer, or too few observations.
     """
-    from spectral_monitor.record import RunRecord
+    from spectral_monitor.record import RunRecord, preferred_probe
 
     record = RunRecord.open(run_dir)
     known = record.probes
-    if probe is None and "induction" in known:
-        probe = "induction"
-    elif probe is None:
-        if len(known) != 1:
+    if probe is None:
+        probe = preferred_probe(known)
+        if probe is None:
             raise RecordError(f"{run_dir} holds {len(known)} probes ({', '.join(known)}): say which one with --probe")
-        probe = next(iter(known))
     if probe not in known:
         raise RecordError(f"{run_dir} holds no probe {probe!r}; it has {', '.join(known) or 'none'}")
     described = known[probe]

@@ -217,13 +217,12 @@ def _lead(value: float) -> str:
 
 def _say_probe(run_dirs: Sequence[Path]) -> None:
     """Which probe was taken, where a record holds others too."""
+    from spectral_monitor.publish.console import probe_note
     from spectral_monitor.record import RunRecord
 
     names = sorted({name for path in run_dirs for name in RunRecord.open(path).probes})
-    if len(names) > 1:
-        typer.echo(
-            f"Probe induction; --probe takes the others: {', '.join(name for name in names if name != 'induction')}."
-        )
+    if "induction" in names and (note := probe_note("induction", names)):
+        typer.echo(note)
 
 
 def _print(title: str, columns: Sequence[str], lines: Sequence[tuple[str, ...]]) -> None:

@@ -29,7 +29,7 @@ from spectral_monitor.development.trajectories import PrecisionAtK, Ranking, cla
 from spectral_monitor.errors import RecordError
 from spectral_monitor.heads import Head, names
 from spectral_monitor.observation import FloatArray
-from spectral_monitor.record import RunRecord, jsonable
+from spectral_monitor.record import RunRecord, jsonable, preferred_probe
 
 PRECISION_KS = (5, 10, 20)
 
@@ -189,9 +189,9 @@ def load_series(record: RunRecord, probe: str | None = None, capability: str | N
     """
     if probe is None:
         observed = sorted({_probe_of(path.name) for path in record.observation_files()})
-        if len(observed) > 1 and "induction" not in observed:
+        probe = preferred_probe(observed)
+        if probe is None and observed:
             raise RecordError(f"{record.run_dir} holds several probes ({', '.join(observed)}): choose one with --probe")
-        probe = "induction" if "induction" in observed else (observed[0] if observed else None)
     observations = record.observations(probe)
     if not observations:
         known = ", ".join(sorted({_probe_of(path.name) for path in record.observation_files()})) or "none"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,6 +12,12 @@ if TYPE_CHECKING:
 
 #: Columns in a pipe or a file, where rich would take 80 and break the cells of a wide table.
 PIPED_WIDTH = 200
+
+
+def probe_note(taken: str, names: Iterable[str]) -> str:
+    """One sentence on the probes that were not taken; empty where there are none."""
+    others = [name for name in names if name != taken]
+    return f"Probe {taken}; --probe takes the others: {', '.join(others)}." if others else ""
 
 
 def wide_when_piped(**options: Any) -> Console:
