@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from spectral_monitor.anatomy import Anatomy, AttentionBlock
 from spectral_monitor.ranks import Reduction
-from spectral_monitor.shortcut import runs_and
+from spectral_monitor.shortcut import holds_module, runs_and
 
 
 class Extent(IntEnum):
@@ -85,11 +85,11 @@ class Prefix:
         if not layers or shared:
             return
         first = anatomy.block(self.layer)
-        owner = next((place for place, layer in enumerate(anatomy.stack) if _holds(layer, first.module)), 0)
+        owner = next((place for place, layer in enumerate(anatomy.stack) if holds_module(layer, first.module)), 0)
         self._front = anatomy.stack[:owner]
         self._skipped = frozenset(n for n, block in enumerate(anatomy.blocks) if block.layer < first.layer)
         self.extent = Extent.LAYERS if self._front else Extent.NOTHING
-        if _holds(first.module, first.projection):
+        if holds_module(first.module, first.projection):
             self._block = first
             self.extent = Extent.LAYERS_AND_ATTENTION
 
@@ -162,10 +162,6 @@ def holds_everywhere(holds: Callable[[], bool], reduce: Reduction) -> bool:
     with reduce.together():
         held = runs_and(holds)
     return reduce.everywhere(held)
-
-
-def _holds(outer: nn.Module, module: nn.Module) -> bool:
-    return any(inner is module for inner in outer.modules())
 
 
 def _repeated(value: Any, rows: int, copies: int) -> Any:

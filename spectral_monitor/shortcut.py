@@ -23,17 +23,23 @@ from spectral_monitor.anatomy import Anatomy
 TOLERANCE = 1e-4
 
 
+def holds_module(outer: nn.Module, module: nn.Module) -> bool:
+    """Whether ``module`` is ``outer`` or lies somewhere in it."""
+    return any(inner is module for inner in outer.modules())
+
+
 def parts_behind_attention(anatomy: Anatomy) -> tuple[nn.Module, ...]:
     """Direct parts of the last decoder layer that hold matrices and not the attention; empty where unknown."""
     if not anatomy.stack or not anatomy.blocks:
         return ()
     last, block = anatomy.stack[-1], anatomy.blocks[-1]
-    if not any(inner is block.module for inner in last.modules()) or last is block.module:
+    if not holds_module(last, block.module) or last is block.module:
         return ()
     return tuple(
         part
         for part in last.children()
-        if not any(inner is block.module or inner is block.projection for inner in part.modules())
+        if not holds_module(part, block.module)
+        and not holds_module(part, block.projection)
         and any(parameter.dim() >= 2 for parameter in part.parameters())
     )
 

@@ -46,6 +46,26 @@ def tiny_gpt2(**changes: Any) -> Any:
     return GPT2LMHeadModel(config)
 
 
+def tiny_gpt_neox() -> Any:
+    """Random GPT-NeoX with parallel residuals: 2 layers, 4 heads of size 8, vocabulary 100."""
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    config = GPTNeoXConfig(
+        vocab_size=100,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        use_parallel_residual=True,
+    )
+    return GPTNeoXForCausalLM(config)
+
+
+#: The three ways to lay out a block that most others follow.
+TINY = {"gpt2": tiny_gpt2, "llama": tiny_llama, "gpt_neox": tiny_gpt_neox}
+
+
 def trained_model() -> Any:
     """The demo's recipe, trained (seed 0, 700 steps): four or five of layer 1's twelve heads do induction.
 

@@ -16,33 +16,15 @@ from spectral_monitor.heads import Head
 from spectral_monitor.prefix import Extent, Prefix, PrefixMemory
 from spectral_monitor.probe import induction_probe
 from spectral_monitor.ranks import Reduction
-from tests.models import tiny_gpt2, tiny_llama
+from tests.models import TINY, tiny_llama
 
 ROWS = 6
 
 
-def gpt_neox() -> Any:
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    config = GPTNeoXConfig(
-        vocab_size=100,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        use_parallel_residual=True,
-    )
-    return GPTNeoXForCausalLM(config)
-
-
-MODELS = {"gpt2": tiny_gpt2, "llama": tiny_llama, "gpt_neox": gpt_neox}
-
-
-@pytest.fixture(params=sorted(MODELS))
+@pytest.fixture(params=sorted(TINY))
 def model(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(0)
-    return MODELS[request.param]().eval()
+    return TINY[request.param]().eval()
 
 
 def conditions(layer: int) -> list[Ablation]:

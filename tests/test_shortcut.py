@@ -9,26 +9,13 @@ from torch import nn
 from spectral_monitor.capture import Subject
 from spectral_monitor.probe import induction_probe
 from spectral_monitor.shortcut import parts_behind_attention, query_row_only
-from tests.models import tiny_gpt2, tiny_llama
+from tests.models import TINY, tiny_llama
 
 
-@pytest.fixture(params=["gpt2", "llama", "gpt_neox"])
+@pytest.fixture(params=sorted(TINY))
 def model(request):
     torch.manual_seed(0)
-    if request.param == "gpt_neox":
-        from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-        config = GPTNeoXConfig(
-            vocab_size=100,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=64,
-            max_position_embeddings=64,
-            use_parallel_residual=True,
-        )
-        return GPTNeoXForCausalLM(config).eval()
-    return tiny_gpt2().eval() if request.param == "gpt2" else tiny_llama()
+    return TINY[request.param]().eval()
 
 
 def test_the_same_numbers_with_and_without(model):

